@@ -9,10 +9,13 @@ ORT_TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 TENSORRT = "TensorRT"
 OPENVINO = "OpenVINO"
 INDUCTOR = "TorchInductor"
+INDUCTOR_CUDA = "TorchInductorCUDA"
 # ONNX Runtime's library for decoders, with the cache, the sampling and the tokenizer.
 GENAI = "OnnxRuntimeGenAI"
 OPENVINO_DECODER = "OpenVINODecoder"
 
+# Packages of TorchInductor.
+INDUCTORS = frozenset({INDUCTOR, INDUCTOR_CUDA})
 # A request is a prompt with the tokens that follow.
 GENERATORS = frozenset({GENAI, OPENVINO_DECODER})
-GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT})
+GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT, INDUCTOR_CUDA})

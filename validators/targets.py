@@ -20,6 +20,7 @@ from validators.providers import (
     GENAI,
     GPU_PROVIDERS,
     INDUCTOR,
+    INDUCTOR_CUDA,
     OPENVINO,
     OPENVINO_DECODER,
     ORT_TENSORRT_PROVIDER,
@@ -245,10 +246,29 @@ BUILT_IN: dict[str, TargetFacts] = {
             ),
         ),
         TargetFacts(
+            name="torch-cuda",
+            provider=INDUCTOR_CUDA,
+            libraries={"torch": ("torch",)},
+            without=frozenset({"static", "pt", "smooth", "gptq", "awq", "bf16", "+fused"}),
+            fused_words="the float model as TorchInductor compiles it",
+            int8_words="INT8",
+            runs_sources=False,
+            default_candidates=(
+                "fp32-fused@torch-cuda",
+                "fp16@torch-cuda",
+                "bf16@torch-cuda",
+                "int8-dynamic-pc@torch-cuda",
+                "fp8-amax-pc@torch-cuda",
+                "fp8-amax-pt@torch-cuda",
+                "int4-g128-rtn@torch-cuda",
+                "int4-g64-hqq@torch-cuda",
+            ),
+        ),
+        TargetFacts(
             name="cuda",
             provider=CUDA_PROVIDER,
             # ort-tensorrt needs an older TensorRT than tensorrt: no environment has both.
-            engines=("ort-cuda", "tensorrt"),
+            engines=("ort-cuda", "tensorrt", "torch-cuda"),
             default_candidates=(
                 "fp32-fused@ort-cuda",
                 "fp16@ort-cuda",
@@ -259,6 +279,10 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "fp8-amax-pc@tensorrt",
                 "int4-g128-rtn@tensorrt",
                 "int4-g64-rtn@tensorrt",
+                "fp16@torch-cuda",
+                "int8-dynamic-pc@torch-cuda",
+                "fp8-amax-pc@torch-cuda",
+                "int4-g128-rtn@torch-cuda",
             ),
         ),
     )
@@ -302,7 +326,7 @@ def engines_of(name: str) -> tuple[str, ...]:
         JobError: see `facts_of`.
 
     >>> engines_of("cuda"), engines_of("openvino")
-    (('ort-cuda', 'tensorrt'), ('openvino',))
+    (('ort-cuda', 'tensorrt', 'torch-cuda'), ('openvino',))
     """
     return facts_of(name).engines or (name,)
 
@@ -313,13 +337,15 @@ def baselines_of(name: str) -> tuple[str, ...]:
     Raises:
         JobError: see `facts_of`.
 
-    >>> baselines_of("openvino"), baselines_of("cuda")
-    (('ort-cpu', 'openvino'), ('ort-cuda', 'tensorrt'))
+    >>> baselines_of("openvino"), baselines_of("cuda"), baselines_of("torch-cuda")
+    (('ort-cpu', 'openvino'), ('ort-cuda', 'tensorrt'), ('ort-cuda',))
     """
     engines = tuple(engine for engine in engines_of(name) if facts_of(engine).runs_sources)
     if facts_of(name).generates:
         return engines  # no other one answers a prompt
-    return engines if is_on_gpu(name) else tuple(dict.fromkeys(("ort-cpu", *engines)))
+    if is_on_gpu(name):
+        return engines or ("ort-cuda",)
+    return tuple(dict.fromkeys(("ort-cpu", *engines)))
 
 
 def is_on_gpu(name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.measure.latency.cgroup import quota_cores
 from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes.ort import installed_runtime
-from validators.providers import GPU_PROVIDERS, TENSORRT
+from validators.providers import GPU_PROVIDERS, INDUCTOR_CUDA, TENSORRT
 from validators.records.run import Gpu, Inventory
 from validators.targets import engines_of, facts_of, installed_targets, is_on_gpu
 
@@ -104,7 +104,8 @@ def find_gpu(device: int = 0) -> Gpu | None:
 
 def usable_providers(inventory: Inventory) -> tuple[str, ...]:
     """Return the providers that can run on this machine. The runtime lists GPU providers even without a GPU."""
-    engines = (TENSORRT,) if inventory.gpu and "tensorrt" in inventory.runtimes else ()
+    by_library = {"tensorrt": TENSORRT, "torch": INDUCTOR_CUDA}
+    engines = tuple(name for library, name in by_library.items() if inventory.gpu and library in inventory.runtimes)
     return tuple(name for name in inventory.providers if inventory.gpu or name not in GPU_PROVIDERS) + engines
 
 

@@ -17,6 +17,7 @@ from validators.providers import (
     CUDA_PROVIDER,
     GENAI,
     INDUCTOR,
+    INDUCTOR_CUDA,
     OPENVINO,
     OPENVINO_DECODER,
     ORT_TENSORRT_PROVIDER,
@@ -190,5 +191,6 @@ PROVIDERS: dict[str, ExecutionProvider] = {
         # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
         ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),
         ExecutionProvider(TENSORRT, opener=_open_engine),
+        ExecutionProvider(INDUCTOR_CUDA, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
     )
 }

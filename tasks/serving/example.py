@@ -10,7 +10,8 @@ from validators.providers import (
     CUDA_PROVIDER,
     GENAI,
     GPU_PROVIDERS,
-    INDUCTOR,
+    INDUCTOR_CUDA,
+    INDUCTORS,
     OPENVINO,
     OPENVINO_DECODER,
     ORT_TENSORRT_PROVIDER,
@@ -35,7 +36,7 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         opened, get_names, answered = _engine(), "[one.name for one in session.outputs]", "session.run(feed, names)"
     elif manifest["session"]["provider"] == OPENVINO:
         opened, get_names, answered = _openvino(manifest), repr(manifest["outputs"]), "session(feed).values()"
-    elif manifest["session"]["provider"] == INDUCTOR:
+    elif manifest["session"]["provider"] in INDUCTORS:
         opened, get_names, answered = _inductor(manifest), repr(manifest["outputs"]), "run(feed)"
     else:
         opened = _session(manifest)
@@ -139,6 +140,7 @@ def _openvino_decoder(manifest: Mapping[str, Any]) -> list[str]:
 
 def _inductor(manifest: Mapping[str, Any]) -> list[str]:
     """Return the lines for a package of TorchInductor, which runs native code: check its digest first."""
+    to_gpu, back = ('.to("cuda")', ".cpu()") if manifest["session"]["provider"] == INDUCTOR_CUDA else ("", "")
     return [
         "import json",
         "",
@@ -151,7 +153,8 @@ def _inductor(manifest: Mapping[str, Any]) -> list[str]:
         "",
         "",
         "def run(feed):",
-        "    return [tensor.numpy() for tensor in session.run([torch.from_numpy(feed[name]) for name in inputs])]",
+        f"    tensors = [torch.from_numpy(feed[name]){to_gpu} for name in inputs]",
+        f"    return [tensor{back}.numpy() for tensor in session.run(tensors)]",
         "",
         "",
     ]

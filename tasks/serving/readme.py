@@ -11,7 +11,7 @@ from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.providers import GENAI, GENERATORS, INDUCTOR, OPENVINO, OPENVINO_DECODER
+from validators.providers import GENAI, GENERATORS, INDUCTORS, OPENVINO, OPENVINO_DECODER
 from validators.records.latencies import NEW_TOKENS
 from validators.samples.datasets import TensorSpec
 
@@ -78,7 +78,7 @@ def _session(promoted: Promoted) -> list[str]:
             *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(settings).items()),
         ]
         return markdown_table(("Setting", "Value"), rows)
-    if settings["provider"] == INDUCTOR:
+    if settings["provider"] in INDUCTORS:
         rows = [
             ("Runtime", f"torch {manifest['runtime_version']}"),
             ("Threads", str(settings["threads"])),
@@ -117,9 +117,8 @@ def _session(promoted: Promoted) -> list[str]:
 def _runtime(manifest: Mapping[str, Any]) -> str:
     if manifest["engine"]:
         return "TensorRT"
-    return {OPENVINO: "OpenVINO", INDUCTOR: "torch", GENAI: "onnxruntime-genai", OPENVINO_DECODER: "OpenVINO"}.get(
-        manifest["session"]["provider"], "ONNX Runtime"
-    )
+    names = {OPENVINO: "OpenVINO", GENAI: "onnxruntime-genai", OPENVINO_DECODER: "OpenVINO"}
+    return (names | dict.fromkeys(INDUCTORS, "torch")).get(manifest["session"]["provider"], "ONNX Runtime")
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

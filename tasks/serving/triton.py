@@ -30,7 +30,7 @@ from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
-from validators.providers import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTOR, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO, ORT_TENSORRT_PROVIDER
 from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
@@ -164,7 +164,7 @@ def check_served(manifest: Mapping[str, Any]) -> None:
     Raises:
         JobError: it has none.
     """
-    unserved = {INDUCTOR: "a package that TorchInductor compiled"} | dict.fromkeys(
+    unserved = dict.fromkeys(INDUCTORS, "a package that TorchInductor compiled") | dict.fromkeys(
         GENERATORS, "a decoder with its cache"
     )
     if (provider := manifest["session"]["provider"]) in unserved:

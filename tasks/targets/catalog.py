@@ -17,6 +17,7 @@ from tasks.targets import (
     ort_genai,
     ort_tensorrt,
     tensorrt,
+    torch_cuda,
     torch_inductor,
 )
 from tasks.targets.device_class import class_of, find_absent
@@ -36,6 +37,7 @@ ENGINES: tuple[Target, ...] = (
     ort_cuda.TARGET,
     ort_tensorrt.TARGET,
     tensorrt.TARGET,
+    torch_cuda.TARGET,
 )
 _ENGINES = {engine.name: engine for engine in ENGINES}
 _BY_NAME = {name: class_of(facts, _ENGINES) if facts.engines else _ENGINES[name] for name, facts in BUILT_IN.items()}

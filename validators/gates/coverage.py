@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from validators.job.candidate_name import HALF_PRECISIONS, decode
 from validators.job.job_gates import Gates
-from validators.providers import INDUCTOR, OPENVINO, TENSORRT
+from validators.providers import INDUCTOR, INDUCTOR_CUDA, OPENVINO, TENSORRT
 from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
@@ -137,6 +137,8 @@ def _told_by(coverage: Coverage) -> str:
         if coverage.providers == (OPENVINO,)
         else "oneDNN's executed primitives"
         if coverage.providers == (INDUCTOR,)
+        else "the kernels that torch's profiler recorded"
+        if coverage.providers == (INDUCTOR_CUDA,)
         else "the runtime's profile"
     )
 

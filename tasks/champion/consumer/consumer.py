@@ -185,7 +185,8 @@ def _check_device(hardware: dict[str, Any]) -> None:
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
 
 
-OPENVINO, INDUCTOR, GENAI, OPENVINO_DECODER = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI", "OpenVINODecoder"
+OPENVINO, GENAI, OPENVINO_DECODER = "OpenVINO", "OnnxRuntimeGenAI", "OpenVINODecoder"
+INDUCTOR, INDUCTOR_CUDA = "TorchInductor", "TorchInductorCUDA"
 # Returns the outputs by name for arrays by input name.
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 # ONNX Runtime's names, and words of which every multiplying operator's name contains one.
@@ -351,7 +352,7 @@ def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
 
 
 def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Load the package that TorchInductor compiled; return it with the function that runs it.
+    """Load the package that TorchInductor compiled; return it with the function that runs it on the package's device.
 
     Raises:
         RuntimeError: torch is missing, or the processor lacks instructions that the package was compiled for.
@@ -374,7 +375,8 @@ def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
         )
     # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
     loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), "model", False, 1, -1)
-    inputs = json.loads(loader.get_metadata()["quantgate"])["inputs"]
+    about = json.loads(loader.get_metadata()["quantgate"])
+    inputs, device = about["inputs"], about.get("device", "cpu")
     kept = local()
 
     def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -385,8 +387,9 @@ def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
         # The code checks no shapes itself.
         if wrong := _misfit(inputs, feed):
             raise RuntimeError(wrong)
-        tensors = [torch.from_numpy(np.require(feed[name], requirements=["C", "W"])) for name, _, _ in inputs]
-        found = [np.array(tensor.numpy()) for tensor in loader.run(tensors)]
+        arrays = (np.require(feed[name], requirements=["C", "W"]) for name, _, _ in inputs)
+        tensors = [torch.from_numpy(array).to(device) for array in arrays]
+        found = [np.array(tensor.cpu().numpy()) for tensor in loader.run(tensors)]
         return dict(zip(manifest["outputs"], found, strict=True))
 
     return loader, answer
@@ -582,6 +585,7 @@ def _asked(model_input: Any) -> tuple[list[str], int | None]:
 OPENERS = {
     OPENVINO: _open_openvino,
     INDUCTOR: _open_inductor,
+    INDUCTOR_CUDA: _open_inductor,
     GENAI: _open_genai,
     OPENVINO_DECODER: _open_openvino_decoder,
 }

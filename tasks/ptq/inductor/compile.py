@@ -1,4 +1,7 @@
-"""Pass of the target `torch-inductor`: the exported program of the source, quantized and compiled in a process of its own."""
+"""Passes of the targets `torch-inductor` and `torch-cuda`: the source's exported program, quantized and compiled.
+
+The compilation runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +25,12 @@ from validators.job.candidate_name import Candidate
 SECONDS = "compile_seconds.json"
 
 
-def inductor_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+def inductor_form(
+    candidate: Candidate, materials: Materials, path: Path, *, device: str = "cpu", for_gpu: bool = False
+) -> dict[str, int]:
     """Write the compiled package, and beside it the seconds of its compilation; return the counts of changes.
+
+    `for_gpu` rewrites products for a GPU's kernels, which run on the torch device `device`.
 
     Raises:
         CandidateRefused: `unsupported`: the source is no PyTorch model; `invalid`: torch does not quantize or compile it;
@@ -47,9 +55,9 @@ def inductor_form(candidate: Candidate, materials: Materials, path: Path) -> dic
             "folder": str(folder),
             "program": str(materials.program),
             "package": str(path),
-            "precision": candidate.precision,
-            "is_dynamic": candidate.dynamic,
-            "method": candidate.range_method,
+            "recipe": asdict(candidate),
+            "device": device,
+            "for_gpu": for_gpu,
             "weight_bits": 7 if materials.reduced_range else 8,
             "threads": materials.threads,
             "batches": [str(folder / f"{index}.npz") for index in range(len(batches))],
@@ -70,7 +78,11 @@ def compile_seconds(package: Path) -> float | None:
 
 def _run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     # Its own cache, so that a compilation takes as long as the first one did; one compiler, beside other candidates.
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    own = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "tasks.ptq.inductor.compile_process"],
@@ -98,7 +110,7 @@ def _run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise CandidateRefused(
             kind="invalid",
             found=f"TorchInductor does not compile the program: {told['error'].splitlines()[0][:300]}",
-            expected="a program whose operators TorchInductor compiles for a CPU",
+            expected="a program whose operators TorchInductor compiles for this device",
             fix="take candidates of another engine",
         )
     return told

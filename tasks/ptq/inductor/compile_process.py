@@ -39,30 +39,53 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")  # of torch about itself
     torch.set_num_threads(order["threads"])
-    batches = [_tensors(path, order["inputs"]) for path in order["batches"]]
+    device = torch.device(order["device"])
     program = load_program(Path(order["program"]))
+    if device.type == "cuda":
+        program = torch.export.passes.move_to_device_pass(program, order["device"])
+    batches = [tuple(tensor.to(device) for tensor in _tensors(path, order["inputs"])) for path in order["batches"]]
     axes = programs.dynamic_axes(program)
     if len(axes) != len(order["inputs"]):
         raise ValueError(f"the program has {len(axes)} inputs, and its ONNX export {len(order['inputs'])}")
-    changes: dict[str, int] = {}
     with torch.no_grad():
         exported = programs.export(programs.Flat(program), batches[0], axes)
-        if order["precision"] != "fp32":
-            module: Any = exported.module(check_guards=False)
-            if order["precision"] == "bf16":
-                changes["products in bfloat16"] = programs.in_bf16(module)
-            else:
-                module = programs.quantize(
-                    module,
-                    batches,
-                    is_dynamic=order["is_dynamic"],
-                    method=order["method"],
-                    weight_bits=order["weight_bits"],
-                )
-            exported = programs.export(module, batches[0], axes)
+        module: Any = exported.module(check_guards=False)
+        rewrite = _rewritten_for_gpu if order["for_gpu"] else _rewritten
+        module, changes = rewrite(module, batches, order)
+        exported = programs.export(module, batches[0], axes)
         started = time.monotonic()
-        write_package(exported, order)
+        write_package(exported, order, device=order["device"], records_kernels=order["for_gpu"])
         return {"seconds": time.monotonic() - started, "changes": changes}
+
+
+def _rewritten(module: Any, batches: list[Any], order: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """Return the module with products for a processor's kernels, and the counts of changes."""
+    import torch
+
+    from tasks.ptq.inductor import programs
+
+    recipe = order["recipe"]
+    if recipe["precision"] == "bf16":
+        return module, {"products in bfloat16": programs.in_half(module, torch.bfloat16)}
+    if recipe["precision"] == "fp32":
+        return module, {}
+    quantized = programs.quantize(
+        module,
+        batches,
+        is_dynamic=recipe["dynamic"],
+        method=recipe["range_method"],
+        weight_bits=order["weight_bits"],
+    )
+    return quantized, {}
+
+
+def _rewritten_for_gpu(module: Any, _batches: list[Any], order: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+    """Return the module with products for a GPU's kernels, and the counts of changes."""
+    import torch
+
+    from tasks.ptq.inductor.gpu_forms import rewrite
+
+    return module, rewrite(module, order["recipe"], torch.device(order["device"]))
 
 
 def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
@@ -72,7 +95,9 @@ def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
         return tuple(torch.from_numpy(archive[name]) for name in names)
 
 
-def write_package(exported: Any, order: dict[str, Any]) -> None:
+def write_package(
+    exported: Any, order: dict[str, Any], *, device: str = "cpu", records_kernels: bool = False
+) -> None:
     """Compile an exported program; the metadata of the package says what it takes, returns and multiplies."""
     import torch
 
@@ -87,7 +112,9 @@ def write_package(exported: Any, order: dict[str, Any]) -> None:
     about = {
         "inputs": [_spec(*one) for one in zip(order["inputs"], inputs, strict=True)],
         "outputs": [_spec(*one) for one in zip(order["outputs"], outputs, strict=True)],
-        "products": programs.products_of(exported),
+        "products": programs.products_of(exported, whole_attention=records_kernels),
+        "device": device,
+        "records_kernels": records_kernels,
     }
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine, which the generated code would quote
@@ -101,6 +128,8 @@ def write_package(exported: Any, order: dict[str, Any]) -> None:
             "aot_inductor.precompile_headers": False,
             # The number of threads is the session's, not the compiler's.
             "cpp.dynamic_threads": True,
+            # The coverage of a GPU's package is read from the profiler's records, which cost little where nobody profiles.
+            "cpp.enable_kernel_profile": records_kernels,
             "aot_inductor.metadata": {METADATA: json.dumps(about)},
         },
     )

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
-# Operators whose kernels multiply bfloat16; the order of their operands is data, weight, bias.
-_IN_BF16 = frozenset(
+# Operators whose kernels multiply 16-bit floats; the order of their operands is data, weight, bias.
+IN_HALF = frozenset(
     {
         aten.linear.default,
         aten.matmul.default,
@@ -133,20 +133,21 @@ def quantize(
     return converted
 
 
-def in_bf16(module: torch.fx.GraphModule) -> int:
-    """Compute products of an exported module in bfloat16, between casts; return how many.
+def in_half(module: torch.fx.GraphModule, half: torch.dtype, targets: Collection[Any] = IN_HALF) -> int:
+    """Compute products of an exported module in a 16-bit type, between casts; return how many.
 
-    Everything else stays in float32, as under `torch.autocast`.
+    `targets` are the operators of the products. Everything else stays in float32, as under `torch.autocast`.
     """
-    products = [node for node in module.graph.nodes if node.op == "call_function" and node.target in _IN_BF16]
+    products = [node for node in module.graph.nodes if node.op == "call_function" and node.target in targets]
     for node in products:
         with module.graph.inserting_before(node):
             node.args = tuple(
-                module.graph.call_function(aten.to.dtype, (one, torch.bfloat16))
-                if isinstance(one, torch.fx.Node)
-                else one
-                for one in node.args
+                module.graph.call_function(aten.to.dtype, (one, half)) if _is_float32(one) else one for one in node.args
             )
+            node.kwargs = {
+                name: module.graph.call_function(aten.to.dtype, (one, half)) if _is_float32(one) else one
+                for name, one in node.kwargs.items()
+            }
         with module.graph.inserting_after(node):
             back = module.graph.call_function(aten.to.dtype, (node, torch.float32))
         node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
@@ -154,16 +155,34 @@ def in_bf16(module: torch.fx.GraphModule) -> int:
     return len(products)
 
 
-def products_of(program: torch.export.ExportedProgram) -> list[tuple[str, str]]:
-    """Return the products of a program in order: their names, and their multiply-accumulates in terms of the axes' symbols."""
+def _is_float32(argument: Any) -> bool:
+    """Return True for a node of a float32 tensor; one without a recorded value was inserted in float32."""
+    if not isinstance(argument, torch.fx.Node):
+        return False
+    value = argument.meta.get("val")
+    return value is None or value.dtype == torch.float32
+
+
+def products_of(program: torch.export.ExportedProgram, *, whole_attention: bool) -> list[tuple[str, str, str, str]]:
+    """Return the products of a program in order: name, multiply-accumulates in terms of the axes' symbols, operator, dtype.
+
+    The dtype is that of the first operand that is multiplied. With `whole_attention`, attention is one product even where
+    torch has no fused kernel for its type.
+    """
+    table = torch.export.default_decompositions()
+    if whole_attention:
+        del table[aten.scaled_dot_product_attention.default]
     found = []
-    for node in program.run_decompositions().graph.nodes:
-        count = _MACS.get(node.target) if node.op == "call_function" else None
-        if count is not None:
+    for node in program.run_decompositions(table).graph.nodes:
+        rule = _MACS.get(node.target) if node.op == "call_function" else None
+        if rule is not None:
+            count, first = rule
             output = node.meta["val"]
             output = output[0] if isinstance(output, (tuple, list)) else output
             shapes = [one.meta["val"].shape if isinstance(one, torch.fx.Node) else None for one in node.args]
-            found.append((node.name, str(count(shapes, output.shape))))
+            dtype = str(node.args[first].meta["val"].dtype).removeprefix("torch.")
+            operator_name = node.target.name().removeprefix("aten::").partition(".")[0]
+            found.append((node.name, str(count(shapes, output.shape)), operator_name, dtype))
     return found
 
 
@@ -181,13 +200,21 @@ def _attention(shapes: Any, output: Any) -> Any:
     return (math.prod(shapes[0]) + math.prod(output)) * shapes[1][-2]
 
 
-_MACS: dict[Any, Callable[[Any, Any], Any]] = {
-    aten.mm.default: _depth_of(0),
-    aten.bmm.default: _depth_of(0),
-    aten.mv.default: _depth_of(0),
-    aten.addmm.default: _depth_of(1),
-    aten.baddbmm.default: _depth_of(1),
-    aten.convolution.default: _convolution,
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
-    aten.scaled_dot_product_attention.default: _attention,
+# Count of a product, and the index of the first operand that it multiplies.
+_MACS: dict[Any, tuple[Callable[[Any, Any], Any], int]] = {
+    aten.mm.default: (_depth_of(0), 0),
+    aten.bmm.default: (_depth_of(0), 0),
+    aten.mv.default: (_depth_of(0), 0),
+    aten.addmm.default: (_depth_of(1), 1),
+    aten.baddbmm.default: (_depth_of(1), 1),
+    aten.convolution.default: (_convolution, 0),
+    aten._int_mm.default: (_depth_of(0), 0),
+    aten._scaled_mm.default: (_depth_of(0), 0),
+    aten._weight_int4pack_mm.default: (_depth_of(0), 0),
+    aten._weight_int4pack_mm_for_cpu.default: (_depth_of(0), 0),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (_attention, 0),
+    aten._scaled_dot_product_flash_attention.default: (_attention, 0),
+    aten._scaled_dot_product_efficient_attention.default: (_attention, 0),
+    aten._scaled_dot_product_cudnn_attention.default: (_attention, 0),
+    aten.scaled_dot_product_attention.default: (_attention, 0),
 }

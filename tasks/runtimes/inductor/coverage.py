@@ -1,7 +1,7 @@
-"""Coverage of a compiled package, read from the primitives that oneDNN executed for its products.
+"""Coverage of a compiled package, read from the primitives that oneDNN executed, or from the calls that the package records.
 
-TorchInductor calls oneDNN for all products in INT8 and bfloat16. Multiply-accumulates of the program that no primitive accounts
-for ran in other kernels of torch, or in code that Inductor generated; they count as float.
+For a processor, TorchInductor calls oneDNN for all products in INT8 and bfloat16. Multiply-accumulates of the program that nothing
+accounts for ran in other kernels of torch, or in code that Inductor generated; they count as float.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from tasks.runtimes.confined import ROOT
 from tasks.runtimes.coverage import PROFILED
 from tasks.runtimes.inductor.onednn import Primitive, products_in
 from tasks.runtimes.inductor.profile_process import ABOUT, DONE, REQUEST
+from tasks.runtimes.inductor.recorded import Call, Product, matched, named
 from tasks.runtimes.kernel_times import WARM_UP
+from tasks.runtimes.kernels import Kernel
 from validators.errors import CandidateRefused
-from validators.providers import INDUCTOR
 from validators.records.measurements import Coverage, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.redact import without_secrets
@@ -50,15 +51,17 @@ def measure_inductor(package: Path, settings: SessionSettings, batch: Arrays, fo
         CandidateRefused: `invalid`: the package does not run, or computes in bfloat16 where float32 was asked for.
     """
     about, requests, total_us = _profile(package, settings, batch)
-    ran = [replace(one, microseconds=median(times)) for one, times in _repeats(requests)]
+    if about["records_kernels"]:
+        ran, nodes = _recorded(about, requests, batch)
+    else:
+        ran = [replace(one, microseconds=median(times)) for one, times in _repeats([products_in(lines) for lines in requests])]
+        nodes = attribute([(product.name, product.macs) for product in _counted(about, batch)], ran)
     _refuse_unasked(ran, settings)
-    products = _counted(about, batch)
-    nodes = attribute(products, ran)
     by_kernel, times = Counter[str](), Counter[str]()
     for one in ran:
         by_kernel[one.kernel.name] += one.macs
         times[one.kernel.name] += one.microseconds  # type: ignore[assignment]  # a counter of floats
-    by_kernel[OTHER] = max(0, sum(macs for _, macs in products) - sum(by_kernel.values()))
+    by_kernel[OTHER] = max(0, sum(node.macs for node in nodes) - sum(by_kernel.values()))
     times[BETWEEN] = max(0.0, total_us - sum(times.values()))  # type: ignore[assignment]  # likewise
     kinds = {one.kernel.name: one.kernel for one in ran}
     in_float = [node for node in nodes if node.kernel not in kinds or not (kinds[node.kernel].is_low_precision)]
@@ -69,11 +72,31 @@ def measure_inductor(package: Path, settings: SessionSettings, batch: Arrays, fo
         half_precision=tuple(sorted(name for name, kernel in kinds.items() if kernel.is_half)),
         float_nodes=_names(node for node in in_float if node not in in_half),
         half_nodes=_names(in_half),
-        providers=(INDUCTOR,),
+        providers=(settings.provider,),
         us_by_kernel=dict(times),
-        kernels_path=_write(folder, ran) if folder else None,
+        kernels_path=_write(folder, ran, settings.provider) if folder else None,
         products=tuple(nodes),
     )
+
+
+def _recorded(
+    about: dict[str, Any], requests: Sequence[Sequence[str]], batch: Arrays
+) -> tuple[list[Primitive], list[MultipliedNode]]:
+    """Return the products that ran, and each product of the program with its kernel, from records of equal requests."""
+    by_request = [[Call(**json.loads(line)) for line in lines if line.startswith("{")] for lines in requests]
+    calls = [
+        replace(same[0], microseconds=median(one.microseconds for one in same))
+        for same in zip(*by_request, strict=True)
+    ]
+    ran, nodes = [], []
+    for product, call in matched(_counted(about, batch), calls):
+        if call is None:
+            nodes.append(MultipliedNode(product.name, OTHER, product.macs))
+            continue
+        kernel = Kernel(*named(product, call))
+        ran.append(Primitive(kernel, product.macs, call.microseconds))
+        nodes.append(MultipliedNode(product.name, kernel.name, product.macs))
+    return ran, nodes
 
 
 def attribute(products: Sequence[tuple[str, int]], ran: Sequence[Primitive]) -> list[MultipliedNode]:
@@ -96,7 +119,7 @@ def attribute(products: Sequence[tuple[str, int]], ran: Sequence[Primitive]) -> 
 
 def _refuse_unasked(ran: Sequence[Primitive], settings: SessionSettings) -> None:
     unasked = [one.kernel.name for one in ran if one.kernel.is_half]
-    if unasked and settings.provider_options.get("precision") != "bf16":
+    if unasked and settings.provider_options.get("precision") not in ("bf16", "fp16"):
         raise CandidateRefused(
             kind="invalid",
             found=f"{len(unasked)} products in 16 bits, such as {unasked[0]}",
@@ -105,7 +128,7 @@ def _refuse_unasked(ran: Sequence[Primitive], settings: SessionSettings) -> None
         )
 
 
-def _counted(about: dict[str, Any], batch: Arrays) -> list[tuple[str, int]]:
+def _counted(about: dict[str, Any], batch: Arrays) -> list[Product]:
     """Return the products with their multiply-accumulates at the shapes of a batch, in the order of the program."""
     from torch.utils._sympy import functions
 
@@ -117,7 +140,7 @@ def _counted(about: dict[str, Any], batch: Arrays) -> list[tuple[str, int]]:
     }
     known = vars(functions) | sizes
     # Of quantgate's own making: the package's digest was checked, or it was just compiled.
-    return [(name, int(sympy.sympify(macs, locals=known))) for name, macs in about["products"]]
+    return [Product(name, int(sympy.sympify(macs, locals=known)), *rest) for name, macs, *rest in about["products"]]
 
 
 def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitive, list[float]]]:
@@ -128,8 +151,8 @@ def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitiv
 
 def _profile(
     package: Path, settings: SessionSettings, batch: Arrays
-) -> tuple[dict[str, Any], list[list[Primitive]], float]:
-    """Return the metadata of a package, the products of each request, and the microseconds of one outside the profile."""
+) -> tuple[dict[str, Any], list[list[str]], float]:
+    """Return the metadata of a package, the profile's lines of each request, and the microseconds of one outside it."""
     modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         path = Path(folder, "batch.npz")
@@ -162,7 +185,7 @@ def _profile(
         )
     about = json.loads(next(line for line in lines if line.startswith(ABOUT)).removeprefix(ABOUT))
     starts = [index for index, line in enumerate(lines) if line == REQUEST]
-    requests = [products_in(lines[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+    requests = [lines[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
     return about, requests, float(ended.removeprefix(DONE))
 
 
@@ -170,8 +193,8 @@ def _names(nodes: Iterable[MultipliedNode]) -> tuple[str, ...]:
     return tuple(node.name for node in sorted(nodes, key=lambda node: -node.macs))
 
 
-def _write(folder: Path, ran: Iterable[Primitive]) -> Path:
+def _write(folder: Path, ran: Iterable[Primitive], provider: str) -> Path:
     path = folder / "kernels.json"
-    kernels = [KernelTime(str(index), one.kernel.name, INDUCTOR, one.microseconds) for index, one in enumerate(ran)]
+    kernels = [KernelTime(str(index), one.kernel.name, provider, one.microseconds) for index, one in enumerate(ran)]
     path.write_text(json.dumps([asdict(kernel) for kernel in kernels], indent=1), encoding="utf-8")
     return path

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 PROVIDER = "TorchInductor"
 # Key of the package's metadata with its inputs, outputs and products as JSON; see `tasks.ptq.inductor.compile_process`.
 METADATA = "quantgate"
+# Requests before a capture: libraries reserve their memory in the first ones.
+_BEFORE_CAPTURE = 3
 
 
 class InductorModel:
@@ -33,33 +35,70 @@ class InductorModel:
     most_bound = sys.maxsize
 
     def __init__(self, package: Path, threads: int) -> None:
-        """Load a package.
+        """Load a package; one for a GPU onto the current device.
 
         Raises:
             RuntimeError: torch does not load it.
         """
         self._threads = threads
         self._thread = threading.local()
+        loader: Any = torch._C._aoti.AOTIModelPackageLoader
+        self.about: dict[str, Any] = json.loads(loader.load_metadata_from_package(str(package), "model")[METADATA])
+        self._on_gpu = self.about.get("device", "cpu") != "cpu"
         # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
-        # The arguments: model, whether one thread alone calls, runners, device.
-        self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
-        self.about: dict[str, Any] = json.loads(self._loader.get_metadata()[METADATA])
+        # The arguments: model, whether one thread alone calls, runners, device. Where one thread alone calls, a request
+        # records no event on its stream, which a CUDA graph could not hold.
+        self._loader = loader(str(package), "model", self._on_gpu, 1, -1)
+        self._turn = threading.Lock()
 
     def run(self, batch: Mapping[str, NDArray[Any]], outputs: Sequence[int] | None = None) -> list[NDArray[Any]]:
         """Run one request on arrays by input name, and return copies of the outputs with these indices, or of all."""
         found = self._call(self._tensors(batch))
-        return [np.array(one.numpy()) for one in (found if outputs is None else [found[index] for index in outputs])]
+        return [np.array(one.cpu().numpy()) for one in (found if outputs is None else [found[index] for index in outputs])]
 
     def bound(self, batch: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
-        """Return a request on the memory of these arrays; each call blocks until it is done. Threads may call it at once."""
+        """Return a request on the memory of these arrays; each call blocks until it is done. Threads may call it at once.
+
+        On a GPU the arrays are copied there once, and the kernels are launched as one CUDA graph.
+
+        Raises:
+            RuntimeError: the arrays do not fit the package, or the kernels cannot be captured.
+        """
         tensors = self._tensors(batch)
+        if self._on_gpu:
+            return self._captured(tensors)
 
         def call() -> None:
             self._call(tensors)
 
         return call
 
+    def _captured(self, tensors: list[Any]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with self._turn:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_BEFORE_CAPTURE):
+                    self._loader.run(tensors)
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph):
+                kept = self._loader.run(tensors)
+        done = torch.cuda.Event()
+
+        def call() -> None:
+            graph.replay()
+            done.record()
+            done.synchronize()
+
+        # The graph reads and writes their memory.
+        call.memory = (tensors, kept)  # type: ignore[attr-defined]
+        return call
+
     def _call(self, tensors: list[Any]) -> list[Any]:
+        if self._on_gpu:
+            with self._turn:
+                return list(self._loader.run(tensors))
         if not getattr(self._thread, "is_ready", False):
             # OpenMP keeps the number of threads for each calling thread.
             torch.set_num_threads(self._threads)
@@ -88,5 +127,5 @@ class InductorModel:
                 raise RuntimeError(
                     f"{name} is {array.dtype} {list(array.shape)}, and the package takes {dtype} {shape}"
                 )
-            tensors.append(torch.from_numpy(array))
+            tensors.append(torch.from_numpy(array).to(self.about["device"]) if self._on_gpu else torch.from_numpy(array))
         return tensors

@@ -1,7 +1,8 @@
-"""Process that runs a package with oneDNN's verbose mode, which prints; `coverage` runs it with `python -m`.
+"""Process that runs a package under a profile; `coverage` runs it with `python -m`.
 
-Its arguments are a JSON object; standard output gets oneDNN's lines, with a line `REQUEST` before each request, and a last line
-`DONE <microseconds>` with the median time of a request outside the mode.
+Its arguments are a JSON object; standard output gets lines of the profile, with a line `REQUEST` before each request, and a last
+line `DONE <microseconds>` with the median time of a request outside it. The lines are those of oneDNN's verbose mode; of a package
+that records its kernels, those of `recorded.records_of`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tasks.runtimes.inductor.package import InductorModel
+from tasks.runtimes.inductor.recorded import records_of
 
 REQUEST, DONE, ABOUT = "quantgate request", "quantgate done ", "quantgate about "
 
@@ -27,7 +30,8 @@ def main(config: dict[str, Any]) -> None:
 
     model = InductorModel(Path(config["package"]), config["threads"])
     with np.load(config["batch"], allow_pickle=False) as archive:
-        request = model.bound({name: archive[name] for name in archive.files})
+        feed = {name: archive[name] for name in archive.files}
+    request = model.bound(feed)
     for _ in range(config["warm_up"]):
         request()
     times = []
@@ -36,11 +40,16 @@ def main(config: dict[str, Any]) -> None:
         request()
         times.append((time.perf_counter_ns() - started) / 1e3)
     _say(ABOUT + json.dumps(model.about))
-    verbose: Any = torch.backends.mkldnn.verbose
-    with verbose(torch.backends.mkldnn.VERBOSE_ON):
+    if model.about["records_kernels"]:
         for _ in range(config["requests"]):
-            _say(REQUEST)
-            request()
+            records = records_of(partial(model.run, feed))
+            _say("\n".join([REQUEST, *(json.dumps(record) for record in records)]))
+    else:
+        verbose: Any = torch.backends.mkldnn.verbose
+        with verbose(torch.backends.mkldnn.VERBOSE_ON):
+            for _ in range(config["requests"]):
+                _say(REQUEST)
+                request()
     _say(f"{DONE}{statistics.median(times)}")
 
 

@@ -48,6 +48,19 @@ def why_missing() -> Missing | None:
     return None
 
 
+def why_no_gpu() -> Missing | None:
+    """Return why torch computes on no GPU here; None if it does."""
+    import torch
+
+    if torch.version.cuda is None:
+        return Missing(
+            f"torch {torch.__version__}, a build without CUDA", "a build with CUDA", "install torch from its CUDA index"
+        )
+    if not torch.cuda.is_available():
+        return Missing("torch finds no NVIDIA GPU", "an NVIDIA GPU and its driver", "run on a machine with a GPU")
+    return None
+
+
 def why_no_int8() -> Missing | None:
     """Return why no INT8 package can be made here; None if one can."""
     if platform.machine() != "x86_64":

@@ -1,0 +1,122 @@
+"""The target `torch-cuda` on its twin: the same rewrites, packages and coverage with torch's device `cpu`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from torch_cuda_twin import NAME, TARGET
+
+from tasks.evidence.torch_export import Original, convert
+from tasks.ptq.build_variant import Materials
+from tasks.runtimes.confined import confined_environment
+from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.inductor import session as inductor
+from tasks.runtimes.runner import open_runner
+from tasks.targets.catalog import find_target
+from tasks.targets.variants import make_variant, refuse_other_targets
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import decode
+from validators.targets import GROUP, installed_targets, load_target
+
+MISSING = inductor.why_missing()
+needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING.found if MISSING else "")
+
+# Writes an exported program with a convolution, attention and linear layers, one of a width that no kernel takes; a batch and
+# its answers.
+PROGRAM = """
+import sys
+import numpy as np, torch
+from torch.nn import functional as F
+torch.manual_seed(0)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv1d(3, 64, 3, padding=1)
+        self.qkv, self.out = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64, bias=False)
+        self.wide = torch.nn.Parameter(torch.randn(64, 128) / 8)
+        self.last = torch.nn.Linear(128, 5)
+    def forward(self, x):
+        y = torch.relu(self.conv(x)).transpose(1, 2)
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.qkv(y).chunk(3, -1))
+        y = y + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.last(F.gelu(y @ self.wide)).mean(1)
+model = Model().eval()
+x = torch.randn(6, 3, 12)
+program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+torch.export.save(program, sys.argv[1] + "/original.pt2")
+np.savez(sys.argv[1] + "/batch.npz", x=x.numpy(), y=model(x).detach().numpy())
+"""
+TOKENS = 6 * 12
+CONVOLVED, ATTENDED = TOKENS * 64 * 9, 6 * 4 * 12 * 12 * 16 * 2
+QKV, OUT, WIDE, LAST = TOKENS * 64 * 192, TOKENS * 64 * 64, TOKENS * 64 * 128, TOKENS * 128 * 5
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source as a run resolves it, and `batch.npz` with its answers."""
+    folder = tmp_path_factory.mktemp("source")
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder)]
+    done = subprocess.run(command, env=confined_environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    convert(Original("program", folder / "original.pt2"), folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    entries = [metadata.EntryPoint(NAME, "torch_cuda_twin:TARGET", GROUP)]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == GROUP else [])
+    for cached in (installed_targets, load_target):
+        cached.cache_clear()
+    yield
+    for cached in (installed_targets, load_target):
+        cached.cache_clear()
+
+
+# Without `_scaled_mm` in hardware, this processor multiplies floats within the operator: no share counts as FP8.
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "error", "macs"),
+    [
+        ("fp32-fused", 1e-5, {"float": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
+        ("fp16", 5e-3, {"half": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
+        ("bf16", 0.03, {"half": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
+        ("int8-dynamic-pc", 0.05, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
+        ("int4-g32-rtn", 0.4, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
+        ("int4-g64-hqq", 0.4, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
+        ("fp8-amax-pc", 0.15, {"float": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
+        ("fp8-amax-pt", 0.15, {"float": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
+    ],
+)
+def test_form_answers_like_its_source(
+    source: Path, tmp_path: Path, recipe: str, error: float, macs: dict[str, int]
+) -> None:
+    """Each product runs in the precision of the name; the answers differ by its rounding, relative to their deviation."""
+    with np.load(source / "batch.npz") as archive:
+        batch, expected = {"x": archive["x"]}, archive["y"]
+    name = onnx.load(source / "model.onnx").graph.input[0].name
+    samples = [{name: batch["x"][index : index + 1]} for index in range(6)]
+    absent = [lambda *_: pytest.fail("made another material")] * 4
+    materials = Materials(
+        lambda: source / "model.onnx", *absent, lambda: samples, absent[0], program=source / "program.pt2", threads=2
+    )  # type: ignore[arg-type]  # one function stands for several materials
+    variant = make_variant(decode(f"{recipe}@{NAME}"), materials, tmp_path, threads=2)
+    with open_runner(variant.path, variant.session) as runner:
+        (found,) = runner.run({name: batch["x"]}, [runner.outputs[0].name])
+        # A single sample has fewer rows than the INT8 kernel takes.
+        (one,) = runner.run({name: batch["x"][:1]}, [runner.outputs[0].name])
+    assert 0 <= np.abs(found - expected).max() / expected.std() < error
+    assert np.abs(one - expected[:1]).max() / expected.std() < error
+    coverage = measure_coverage(variant.path, variant.session, {name: batch["x"]}, folder=tmp_path)
+    by_precision = dict.fromkeys(("low", "half", "float"), 0)
+    for kernel, count in coverage.macs_by_kernel.items():
+        by_precision[coverage.precision(kernel)] += count
+    assert {precision: count for precision, count in by_precision.items() if count} == macs
