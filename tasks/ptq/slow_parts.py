@@ -17,7 +17,8 @@ import onnx
 
 from tasks.ptq.graph.edits import WEIGHT_INPUT, scratch
 from tasks.ptq.sensitivity import Quantize
-from tasks.runtimes.kernel_times import WARM_UP, node_times, profile, time_kernels
+from tasks.runtimes.kernel_times import node_times, profile, time_kernels
+from tasks.runtimes.kernels import WARM_UP
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx
 
-from tasks.runtimes.kernel_times import WARM_UP, kernel_events, profile, time_kernels
-from tasks.runtimes.kernels import Kernel, kernel_of
+from tasks.runtimes.kernel_times import kernel_events, profile, time_kernels
+from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
@@ -22,8 +22,6 @@ from validators.records.measurements import UNNAMED, Coverage, KernelProfile, Ke
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# Requests under the profiler. Seven after the warm-up suffice for a share; a large model takes seconds for each.
-PROFILED = WARM_UP + 7
 # Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
 # Their time includes the kernels in their bodies, which the profile lists too.

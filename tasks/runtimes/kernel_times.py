@@ -22,13 +22,14 @@ from typing import Any, NamedTuple
 
 import onnx
 
+from tasks.runtimes.kernels import WARM_UP
 from tasks.runtimes.ort import open_session, run_batches
 from validators.records.measurements import KernelTime
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 # Requests whose median counts, after a warm-up that allocates memory and fills caches.
-REQUESTS, WARM_UP = 30, 3
+REQUESTS = 30
 _KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/MatMulAddFusion|/MatMulScaleFusion/)?(?:_token_\d+)?$")
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 from tasks.runtimes.providers import provider_of
 
+# Requests before the ones that count, and all requests under a profiler. Seven suffice for a share; a large model takes seconds
+# for each.
+WARM_UP = 3
+PROFILED = WARM_UP + 7
 # Their inputs are in 16 bits, their outputs need not be.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
 

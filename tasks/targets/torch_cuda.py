@@ -15,7 +15,6 @@ from tasks.targets.availability import Availability, describe_missing
 from tasks.targets.target import RefusedPrecision, Target
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
-from validators.providers import INDUCTOR_CUDA
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import TargetFacts, facts_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from torch_cuda_twin import NAME, TARGET
+from torch_cuda_twin import NAME
 
 from tasks.evidence.torch_export import Original, convert
 from tasks.ptq.build_variant import Materials
@@ -19,7 +19,7 @@ from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.inductor import session as inductor
 from tasks.runtimes.runner import open_runner
-from tasks.targets.catalog import find_target
+from tasks.targets.torch_cuda import TARGET
 from tasks.targets.variants import make_variant, refuse_other_targets
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
@@ -69,8 +69,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entries = [metadata.EntryPoint(NAME, "torch_cuda_twin:TARGET", GROUP)]
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries if group == GROUP else [])
     for cached in (installed_targets, load_target):
@@ -97,7 +97,7 @@ def _twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_form_answers_like_its_source(
-    source: Path, tmp_path: Path, recipe: str, error: float, macs: dict[str, int]
+    twin: None, source: Path, tmp_path: Path, recipe: str, error: float, macs: dict[str, int]
 ) -> None:
     """Each product runs in the precision of the name; the answers differ by its rounding, relative to their deviation."""
     with np.load(source / "batch.npz") as archive:
@@ -120,3 +120,35 @@ def test_form_answers_like_its_source(
     for kernel, count in coverage.macs_by_kernel.items():
         by_precision[coverage.precision(kernel)] += count
     assert {precision: count for precision, count in by_precision.items() if count} == macs
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("int8-static-minmax-pc", "fixed ranges"),
+        ("int8-dynamic-pt", "INT8 per tensor"),
+        ("int8-dynamic-pc-smooth", "smoothing"),
+        ("int8-dynamic-pc-keep2", "parts kept in float"),
+        ("int8-g32-rtn", "INT8 in blocks"),
+        ("int4-g16-rtn", "INT4 in blocks of 16"),
+        ("int4-g128-gptq", "INT4 by gptq"),
+        ("int4-g128-rtn-bf16", "the rest in bfloat16"),
+        ("fp16+fused", "the fused graph"),
+    ],
+)
+def test_recipe_without_a_form_is_refused_by_name(recipe: str, words: str) -> None:
+    with pytest.raises(CandidateRefused) as caught:
+        refuse_other_targets(decode(f"{recipe}@torch-cuda"))
+    assert caught.value.kind == "unsupported" and words in caught.value.found
+
+
+def test_torch_without_a_gpu_is_named() -> None:
+    """A build for processors, as the suite has, or a machine without a GPU."""
+    missing = inductor.why_no_gpu()
+    if missing is None:
+        pytest.skip("torch computes on a GPU here")
+    found = TARGET.availability(())
+    assert not found.is_here and found.mend
+    with pytest.raises(CandidateRefused) as caught:
+        TARGET.check_device()
+    assert caught.value.kind == "unsupported"

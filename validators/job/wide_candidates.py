@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validators.job.candidate_name import FUSED
+from validators.job.candidate_name import FUSED, decode
 from validators.targets import facts_of
 
 _RANGES = ("mse", "minmax", "entropy", "percentile", "p99.9")
@@ -53,7 +53,8 @@ def wide_candidates(target: str) -> tuple[str, ...]:
         if any(name.startswith(kind) and name.endswith(f"@{engine}") for name in own)
         for recipe in recipes
     )
-    return tuple(filter(_is_sensible, dict.fromkeys((*own, *others))))
+    sensible = (*(name for name in own if not decode(name).is_simulated), *filter(_is_sensible, others))
+    return tuple(dict.fromkeys(sensible))
 
 
 def _is_sensible(name: str) -> bool:

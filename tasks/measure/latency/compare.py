@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.disturbance import least_busy_cpus
@@ -22,9 +23,11 @@ from tasks.measure.latency.process import Contestant, Kind, Worker, save_request
 from tasks.measure.latency.ratio import Samples
 from tasks.measure.latency.summary import Gathered, save, summarise
 from tasks.runtimes.ort_gpu import device_of
-from validators.job.job_measurement import Measurement
 from validators.records.latencies import Latency
 from validators.samples.datasets import Arrays, rows_of
+
+if TYPE_CHECKING:
+    from validators.job.job_measurement import Measurement
 
 
 def compare_latency(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Block, Kind, Worker
 from tasks.measure.latency.ratio import Samples
 from validators.deadline import check_deadline
-from validators.job.job_measurement import Measurement
+
+if TYPE_CHECKING:
+    from validators.job.job_measurement import Measurement
 
 # Attempts per pair of blocks that disagrees with the others, and least attempts per pair on a busy machine.
 TRIES = 3

@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tasks.measure.latency.ratio import Samples
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.job.job_measurement import Measurement
 from validators.records.run import SessionSettings
 from validators.redact import without_secrets
 from validators.samples.datasets import Arrays
+
+if TYPE_CHECKING:
+    from validators.job.job_measurement import Measurement
 
 WORKER = Path(__file__).with_name("worker.py")
 # Timeout for an answer of a worker, in seconds beyond the duration of the block.

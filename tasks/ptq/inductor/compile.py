@@ -6,19 +6,16 @@ The compilation runs in a process of its own.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
 from tasks.ptq.build_variant import Materials
-from tasks.ptq.inductor.compile_process import ANSWER
-from tasks.runtimes.confined import PATIENCE_SECONDS, WRITTEN_BYTES, WRITTEN_SIZES, confined_environment
+from tasks.ptq.inductor.compiler import run_compiler
+from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 
@@ -65,7 +62,7 @@ def inductor_form(
             "outputs": [value.name for value in graph.output],
             "written_bytes": materials.program.stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
         }
-        told = _run(order, folder)
+        told = run_compiler(order, folder)
     path.with_name(SECONDS).write_text(json.dumps(told["seconds"]), encoding="utf-8")
     return dict(told["changes"])
 
@@ -74,43 +71,3 @@ def compile_seconds(package: Path) -> float | None:
     """Return the seconds that the compilation of an artifact took; None if it was not compiled."""
     path = package.with_name(SECONDS)
     return float(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-
-def _run(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    # Its own cache, so that a compilation takes as long as the first one did; one compiler, beside other candidates.
-    own = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "tasks.ptq.inductor.compile_process"],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            cwd=folder,
-            env=confined_environment(folder) | own,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        ended = f"ended with exit status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
-    except subprocess.TimeoutExpired:
-        ended = f"was not finished after {PATIENCE_SECONDS:.0f} s"
-    if not (folder / ANSWER).exists():
-        raise CandidateRefused(
-            kind="infrastructure",
-            found=f"the process that compiles {order['program']} {ended}",
-            expected="a process that finishes the package",
-            fix="check free memory and disk, and run again",
-        )
-    told: dict[str, Any] = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
-    if "error" in told:
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"TorchInductor does not compile the program: {told['error'].splitlines()[0][:300]}",
-            expected="a program whose operators TorchInductor compiles for this device",
-            fix="take candidates of another engine",
-        )
-    return told

@@ -1,7 +1,9 @@
 """Process that quantizes and compiles one exported program; `compile` runs it with `python -m`.
 
 It is confined (`tasks.runtimes.confined`). Inductor's caches, threads and compilers end with it. Its order is JSON on standard
-input, its answer a file, written last.
+input, its answer a file, written last. The order has the paths of `folder`, `program`, `package` and `batches`, the `recipe` as
+the fields of a `Candidate`, `inputs` and `outputs` by name, the torch `device`, `for_gpu` (see `gpu_forms`), `threads`,
+`weight_bits` of INT8 and `written_bytes`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def main(order: dict[str, Any]) -> None:
 
 def _compile(order: dict[str, Any]) -> dict[str, Any]:
     import torch
+    from torch.export.passes import move_to_device_pass
 
     from tasks.ptq.inductor import programs
 
@@ -42,7 +45,7 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(order["device"])
     program = load_program(Path(order["program"]))
     if device.type == "cuda":
-        program = torch.export.passes.move_to_device_pass(program, order["device"])
+        program = move_to_device_pass(program, order["device"])
     batches = [tuple(tensor.to(device) for tensor in _tensors(path, order["inputs"])) for path in order["batches"]]
     axes = programs.dynamic_axes(program)
     if len(axes) != len(order["inputs"]):
@@ -95,9 +98,7 @@ def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
         return tuple(torch.from_numpy(archive[name]) for name in names)
 
 
-def write_package(
-    exported: Any, order: dict[str, Any], *, device: str = "cpu", records_kernels: bool = False
-) -> None:
+def write_package(exported: Any, order: dict[str, Any], *, device: str = "cpu", records_kernels: bool = False) -> None:
     """Compile an exported program; the metadata of the package says what it takes, returns and multiplies."""
     import torch
 

@@ -1,7 +1,9 @@
 """Rewrites of an exported program for a GPU: products in 16 bits, INT8, FP8 and INT4 by the kernels that PyTorch brings.
 
 Linear layers become the modules below; the other products are computed in the 16-bit type of the form. The same rewrites run
-on a processor, whose ATen kernels have the same names, so that tests execute them. Only the compiling process imports this module.
+on a processor, whose ATen kernels have the same names, so that tests execute them.
+
+Only the compiling process imports this module.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 
 
 @dataclass(frozen=True)
-class Site:
+class LinearSite:
     """A product of a tensor with a constant matrix: the node, the weight `[N, K]` and the bias's node, if any."""
 
     node: torch.fx.Node
@@ -48,6 +50,9 @@ class Int8Rows(torch.nn.Module):
     `Int8DynamicActivationInt8WeightConfig`.
     """
 
+    weight: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
         scale = weight.abs().amax(1, keepdim=True).clamp(min=_SMALLEST) / _LARGEST_INT8
@@ -59,13 +64,17 @@ class Int8Rows(torch.nn.Module):
         scale = rows.abs().amax(1, keepdim=True).clamp(min=_SMALLEST) / _LARGEST_INT8
         codes = torch.round(rows / scale).to(torch.int8)
         count = codes.shape[0]
-        padded = functional.pad(codes, (0, 0, 0, torch.sym_max(_INT8_ROWS - count, 0)))
+        missing = torch.sym_max(_INT8_ROWS - count, 0)  # type: ignore[no-untyped-call]
+        padded = functional.pad(codes, (0, 0, 0, missing))
         sums = torch._int_mm(padded, self.weight.t())[:count]
         return (sums.to(torch.float32) * scale * self.scale).reshape(*x.shape[:-1], -1)
 
 
 class Fp8(torch.nn.Module):
     """Linear layer in E4M3, scale = amax / 448: by output channel and row of activations, or by tensor."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self, weight: torch.Tensor, *, by_row: bool) -> None:
         super().__init__()
@@ -107,7 +116,7 @@ class Int4Weight(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         multiply = aten._weight_int4pack_mm if self._on_gpu else aten._weight_int4pack_mm_for_cpu
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        found = multiply(rows, self.weight, self._group, self.scales)
+        found: torch.Tensor = multiply(rows, self.weight, self._group, self.scales)
         return found.to(torch.float32).reshape(*x.shape[:-1], -1)
 
 
@@ -138,7 +147,7 @@ def rewrite(module: torch.fx.GraphModule, recipe: dict[str, Any], device: torch.
     return {what: count for what, count in changes.items() if count}
 
 
-def sites_of(module: torch.fx.GraphModule) -> list[Site]:
+def sites_of(module: torch.fx.GraphModule) -> list[LinearSite]:
     """Return the products with a constant matrix, in the order of the graph."""
     found = []
     for node in module.graph.nodes:
@@ -148,9 +157,9 @@ def sites_of(module: torch.fx.GraphModule) -> list[Site]:
         if weight is None or weight.dim() != 2 or weight.dtype != torch.float32:
             continue
         if node.target is aten.linear.default:
-            found.append(Site(node, weight, node.args[2] if len(node.args) > 2 else None))
+            found.append(LinearSite(node, weight, node.args[2] if len(node.args) > 2 else None))
         else:
-            found.append(Site(node, weight.t(), None))
+            found.append(LinearSite(node, weight.t(), None))
     return found
 
 
@@ -177,7 +186,7 @@ def _int4_tiles(rows: int) -> int:
     return next((tiles for tiles in _INT4_TILES if rows % (tiles * _INT4_ROWS) == 0), 0)
 
 
-def _replace(module: torch.fx.GraphModule, site: Site, layer: torch.nn.Module) -> None:
+def _replace(module: torch.fx.GraphModule, site: LinearSite, layer: torch.nn.Module) -> None:
     """Put a module in the place of a product; the bias is added to its float32 result."""
     name = f"quantized_{site.node.name}"
     module.add_submodule(name, layer)

@@ -1,7 +1,7 @@
 """Coverage of a compiled package, read from the primitives that oneDNN executed, or from the calls that the package records.
 
-For a processor, TorchInductor calls oneDNN for all products in INT8 and bfloat16. Multiply-accumulates of the program that nothing
-accounts for ran in other kernels of torch, or in code that Inductor generated; they count as float.
+For a processor, TorchInductor calls oneDNN for all products in INT8 and bfloat16. Multiply-accumulates of the program that
+nothing accounts for ran in other kernels of torch, or in code that Inductor generated; they count as float.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import numpy as np
 import sympy  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
 from tasks.runtimes.confined import ROOT
-from tasks.runtimes.coverage import PROFILED
 from tasks.runtimes.inductor.onednn import Primitive, products_in
 from tasks.runtimes.inductor.profile_process import ABOUT, DONE, REQUEST
-from tasks.runtimes.inductor.recorded import Call, Product, matched, named
-from tasks.runtimes.kernel_times import WARM_UP
-from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.inductor.recorded import Call, ProgramProduct, matched, named
+from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
@@ -54,7 +52,10 @@ def measure_inductor(package: Path, settings: SessionSettings, batch: Arrays, fo
     if about["records_kernels"]:
         ran, nodes = _recorded(about, requests, batch)
     else:
-        ran = [replace(one, microseconds=median(times)) for one, times in _repeats([products_in(lines) for lines in requests])]
+        ran = [
+            replace(one, microseconds=median(times))
+            for one, times in _repeats([products_in(lines) for lines in requests])
+        ]
         nodes = attribute([(product.name, product.macs) for product in _counted(about, batch)], ran)
     _refuse_unasked(ran, settings)
     by_kernel, times = Counter[str](), Counter[str]()
@@ -128,7 +129,7 @@ def _refuse_unasked(ran: Sequence[Primitive], settings: SessionSettings) -> None
         )
 
 
-def _counted(about: dict[str, Any], batch: Arrays) -> list[Product]:
+def _counted(about: dict[str, Any], batch: Arrays) -> list[ProgramProduct]:
     """Return the products with their multiply-accumulates at the shapes of a batch, in the order of the program."""
     from torch.utils._sympy import functions
 
@@ -140,7 +141,9 @@ def _counted(about: dict[str, Any], batch: Arrays) -> list[Product]:
     }
     known = vars(functions) | sizes
     # Of quantgate's own making: the package's digest was checked, or it was just compiled.
-    return [Product(name, int(sympy.sympify(macs, locals=known)), *rest) for name, macs, *rest in about["products"]]
+    return [
+        ProgramProduct(name, int(sympy.sympify(macs, locals=known)), *rest) for name, macs, *rest in about["products"]
+    ]
 
 
 def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitive, list[float]]]:
@@ -149,9 +152,7 @@ def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitiv
         yield same[0], [one.microseconds for one in same]
 
 
-def _profile(
-    package: Path, settings: SessionSettings, batch: Arrays
-) -> tuple[dict[str, Any], list[list[str]], float]:
+def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[dict[str, Any], list[list[str]], float]:
     """Return the metadata of a package, the profile's lines of each request, and the microseconds of one outside it."""
     modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:

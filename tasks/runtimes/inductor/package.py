@@ -54,7 +54,9 @@ class InductorModel:
     def run(self, batch: Mapping[str, NDArray[Any]], outputs: Sequence[int] | None = None) -> list[NDArray[Any]]:
         """Run one request on arrays by input name, and return copies of the outputs with these indices, or of all."""
         found = self._call(self._tensors(batch))
-        return [np.array(one.cpu().numpy()) for one in (found if outputs is None else [found[index] for index in outputs])]
+        return [
+            np.array(one.cpu().numpy()) for one in (found if outputs is None else [found[index] for index in outputs])
+        ]
 
     def bound(self, batch: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
         """Return a request on the memory of these arrays; each call blocks until it is done. Threads may call it at once.
@@ -76,7 +78,7 @@ class InductorModel:
     def _captured(self, tensors: list[Any]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         with self._turn:
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_BEFORE_CAPTURE):
@@ -84,7 +86,7 @@ class InductorModel:
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph):
                 kept = self._loader.run(tensors)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
         def call() -> None:
             graph.replay()
@@ -127,5 +129,7 @@ class InductorModel:
                 raise RuntimeError(
                     f"{name} is {array.dtype} {list(array.shape)}, and the package takes {dtype} {shape}"
                 )
-            tensors.append(torch.from_numpy(array).to(self.about["device"]) if self._on_gpu else torch.from_numpy(array))
+            tensors.append(
+                torch.from_numpy(array).to(self.about["device"]) if self._on_gpu else torch.from_numpy(array)
+            )
         return tensors

@@ -1,8 +1,8 @@
 """Process that runs a package under a profile; `coverage` runs it with `python -m`.
 
-Its arguments are a JSON object; standard output gets lines of the profile, with a line `REQUEST` before each request, and a last
-line `DONE <microseconds>` with the median time of a request outside it. The lines are those of oneDNN's verbose mode; of a package
-that records its kernels, those of `recorded.records_of`.
+Its arguments are a JSON object; standard output gets lines of the profile, with a line `REQUEST` before each request, and a
+last line `DONE <microseconds>` with the median time of a request outside it. The lines are those of oneDNN's verbose mode; of a
+package that records its kernels, those of `recorded.records_of`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Product:
+class ProgramProduct:
     """A product of the program: its name, multiply-accumulates, operator, and the dtype of its first operand."""
 
     name: str
@@ -64,7 +64,7 @@ def kind_of(name: str) -> str:
 
 
 def records_of(request: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Return the records of a request: the products in order, and all other time.
+    """Return the records of a request: its products in order.
 
     The times are those of a GPU's kernels where there is one, else those of the calls.
     """
@@ -77,10 +77,11 @@ def records_of(request: Callable[[], Any]) -> list[dict[str, Any]]:
         request()
         if on_gpu:
             torch.cuda.synchronize()
-    # Microseconds of all kernels of the GPU, by name; those below an operator are its own.
-    events = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CPU]
     records = []
-    for event in sorted(events, key=lambda event: event.time_range.start):
+    for event in sorted(found.events(), key=lambda event: event.time_range.start):
+        # The GPU's own events stand below the calls that launched them.
+        if event.device_type.name != "CPU":
+            continue
         if not kind_of(event.name) or any(kind_of(parent.name) for parent in _parents(event)):
             continue
         below = [event, *_descendants(event)]
@@ -109,12 +110,12 @@ def _descendants(event: Any) -> Iterable[Any]:
         yield from _descendants(child)
 
 
-def matched(products: Sequence[Product], calls: Sequence[Call]) -> list[tuple[Product, Call | None]]:
+def matched(products: Sequence[ProgramProduct], calls: Sequence[Call]) -> list[tuple[ProgramProduct, Call | None]]:
     """Return each product of a program with the call that computed it: the next one of its kind, None if none is left.
 
     Attention without a fused kernel runs as two products of matrices.
 
-    >>> products = [Product("a", 8, "mm", "float16"), Product("b", 8, "_int_mm", "int8"), Product("c", 8, "mm", "float16")]
+    >>> products = [ProgramProduct("a", 8, "mm", "float16"), ProgramProduct("b", 8, "_int_mm", "int8"), ProgramProduct("c", 8, "mm", "float16")]
     >>> calls = [Call("matrix product", (), 1.0, ()), Call("_int_mm", (), 1.0, ())]
     >>> [call.kind if call else None for _, call in matched(products, calls)]
     ['matrix product', '_int_mm', None]
@@ -140,12 +141,12 @@ def matched(products: Sequence[Product], calls: Sequence[Call]) -> list[tuple[Pr
     return found
 
 
-def named(product: Product, call: Call) -> tuple[str, bool, bool]:
+def named(product: ProgramProduct, call: Call) -> tuple[str, bool, bool]:
     """Return the name of the kernel that computed a product, and whether it multiplies in low precision, or in 16 bits.
 
     A call of a low-precision operator that multiplied floats within it did so in their precision.
 
-    >>> named(Product("a", 8, "_scaled_mm", "float8_e4m3fn"), Call("_scaled_mm", ("matrix product",), 1.0, ()))
+    >>> named(ProgramProduct("a", 8, "_scaled_mm", "float8_e4m3fn"), Call("_scaled_mm", ("matrix product",), 1.0, ()))
     ('_scaled_mm by a matrix product in float', False, False)
     """
     kernels = f" by {', '.join(dict.fromkeys(call.kernels))}" if call.kernels else ""

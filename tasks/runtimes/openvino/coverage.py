@@ -12,10 +12,9 @@ from pathlib import Path
 
 import onnx
 
-from tasks.runtimes.coverage import PROFILED, macs_as_written
+from tasks.runtimes.coverage import macs_as_written
 from tasks.runtimes.decoder_session import DecoderRunner
-from tasks.runtimes.kernel_times import WARM_UP
-from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
 from tasks.runtimes.openvino.kernels import (
     ALONE,
     as_asked,

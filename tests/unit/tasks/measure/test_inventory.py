@@ -86,12 +86,19 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
         "openvino-decoder": set(),
         "cpu-decoder": set(),
         "ort-cuda": {cudnn},
+        "torch-cuda": set(),
         "ort-tensorrt": {cudnn, tensorrt},
         "cuda": {cudnn, tensorrt, ("tensorrt_rtx", "1.7.1.116")},
         "tensorrt": {tensorrt, ("tensorrt_rtx", "1.7.1.116")},
     }
-    assert {target for target, one in found.items() if one.gpu} == {"ort-cuda", "ort-tensorrt", "tensorrt", "cuda"}
-    assert asked == [1, 1, 1, 1]
+    assert {target for target, one in found.items() if one.gpu} == {
+        "ort-cuda",
+        "ort-tensorrt",
+        "tensorrt",
+        "torch-cuda",
+        "cuda",
+    }
+    assert asked == [1] * 5
     assert "NVIDIA H200 cc9.0 driver 580.95.05" in found["ort-cuda"].device_key
 
 
@@ -104,6 +111,9 @@ def test_what_a_runtime_was_built_with_is_no_gpu() -> None:
     engines = replace(there, gpu=GPU, runtimes={"tensorrt": "11.4.0.106"})
     assert usable_providers(engines) == (*built, "TensorRT")
     assert usable_providers(replace(engines, gpu=None)) == ("CPUExecutionProvider",)
+    with_torch = replace(there, gpu=GPU, runtimes={"torch": "2.13.0"})
+    assert usable_providers(with_torch) == (*built, "TorchInductorCUDA")
+    assert usable_providers(replace(with_torch, gpu=None)) == ("CPUExecutionProvider",)
 
 
 INVENTORY = Inventory(

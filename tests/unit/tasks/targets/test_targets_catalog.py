@@ -249,11 +249,11 @@ def test_a_class_leaves_out_engines_that_do_not_take_the_source(monkeypatch: pyt
 
 
 def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
-    cuda, tensorrt = (find_target(name) for name in facts_of("cuda").engines)
-    here = replace(cuda, availability=lambda _providers: Availability(True, "a GPU"))
-    (absent,) = find_absent([here, tensorrt], ())
-    assert absent.engine == "tensorrt" and "tensorrt" in absent.fix
-    assert class_of(facts_of("cuda"), {"ort-cuda": here, "tensorrt": tensorrt}).availability(()).is_here
+    engines = {name: find_target(name) for name in facts_of("cuda").engines}
+    here = replace(engines["ort-cuda"], availability=lambda _providers: Availability(True, "a GPU"))
+    absent = find_absent([here, *(one for name, one in engines.items() if name != "ort-cuda")], ())
+    assert [one.engine for one in absent] == ["tensorrt", "torch-cuda"] and "tensorrt" in absent[0].fix
+    assert class_of(facts_of("cuda"), engines | {"ort-cuda": here}).availability(()).is_here
 
 
 @pytest.mark.parametrize(
