@@ -115,7 +115,8 @@ def matched(products: Sequence[ProgramProduct], calls: Sequence[Call]) -> list[t
 
     Attention without a fused kernel runs as two products of matrices.
 
-    >>> products = [ProgramProduct("a", 8, "mm", "float16"), ProgramProduct("b", 8, "_int_mm", "int8"), ProgramProduct("c", 8, "mm", "float16")]
+    >>> names = ("mm", "_int_mm", "mm")
+    >>> products = [ProgramProduct(f"{index}", 8, name, "int8") for index, name in enumerate(names)]
     >>> calls = [Call("matrix product", (), 1.0, ()), Call("_int_mm", (), 1.0, ())]
     >>> [call.kind if call else None for _, call in matched(products, calls)]
     ['matrix product', '_int_mm', None]
