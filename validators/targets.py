@@ -261,7 +261,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "fp8-amax-pc@torch-cuda",
                 "fp8-amax-pt@torch-cuda",
                 "int4-g128-rtn@torch-cuda",
-                "int4-g64-hqq@torch-cuda",
+                "int4-g64-hqq-asym@torch-cuda",
             ),
         ),
         TargetFacts(

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu bundle FOLDER            # where the demos' assets are: three models, packed small
     python -m benchmarks.gpu wheels FOLDER            # where there is a network: what the machine with the GPU may lack
     python -m benchmarks.gpu join FOLDER              # put together what was carried in parts
-    make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: an environment, then `run`
+    make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: `torch`, an environment, then `run`
+    python -m benchmarks.gpu torch FOLDER                   # what PyTorch alone can show: ceilings, and the target torch-cuda
     python -m benchmarks.gpu run FOLDER --only ort-cuda --models text --seconds 500
     python -m benchmarks.gpu run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
     python -m benchmarks.gpu merge A.json B.json --into benchmarks/results
@@ -75,14 +76,26 @@ def _join(options: argparse.Namespace) -> int:
     return 0
 
 
+def _torch(options: argparse.Namespace) -> int:
+    from gpu.inventory import describe_by_torch
+    from gpu.torch_cuda import run_torch
+
+    return _measure(options, describe_by_torch, run_torch)
+
+
 def _run(options: argparse.Namespace) -> int:
     from gpu.inventory import describe_machine
-    from gpu.record import Results, results_path
     from gpu.run import run_check
+
+    return _measure(options, describe_machine, run_check)
+
+
+def _measure(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], run: Callable[..., int]) -> int:
+    from gpu.record import Results, results_path
     from gpu.session import Options
 
     rehearsal = options.provider == "cpu"
-    inventory = describe_machine(rehearsal=rehearsal)
+    inventory = describe(rehearsal=rehearsal)
     given = options.results or (options.work if rehearsal else RESULTS)
     path = given if given.suffix == ".json" else results_path(given, inventory, rehearsal=rehearsal)
     wanted = Options(
@@ -97,7 +110,7 @@ def _run(options: argparse.Namespace) -> int:
         again=options.again,
         rehearsal=rehearsal,
     )
-    left = run_check(wanted, Results(path, inventory, rehearsal=rehearsal), lambda line: print(line, flush=True))
+    left = run(wanted, Results(path, inventory, rehearsal=rehearsal), lambda line: print(line, flush=True))
     print(f"{path}: {f'{left} figures left, run the same again' if left else 'complete'}")
     return 3 if left else 0
 
@@ -161,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("file", type=Path)
     table.add_argument("--rehearsal", action="store_true", help="allow a file without a figure of a GPU")
     _run_arguments(_command(commands, "run", _run))
+    _run_arguments(_command(commands, "torch", _torch))
     return parser
 
 

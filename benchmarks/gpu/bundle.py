@@ -1,6 +1,7 @@
 """Models with their samples, packed small: one zip each, whose weights are float16 and become float32 where they are read.
 
-The source of a check is thus the model with weights rounded to float16; what rounding cost stands in its notes.
+The source of a check is thus the model with weights rounded to float16; what rounding cost stands in its notes. The weights are
+beside the ONNX file, so that the part of the check that needs PyTorch alone reads them without ONNX.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto
 
-from tasks.ptq.graph.edits import from_array, to_array
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples
 
-MODEL, STATE, NOTES = "model.onnx", "state.npz", "notes.json"
+if TYPE_CHECKING:
+    import onnx
+
+MODEL, WEIGHTS, STATE, NOTES = "model.onnx", "weights.npz", "state.npz", "notes.json"
 CALIBRATION, EVALUATION = "calibration.npz", "evaluation.npz"
 LABEL = "label"
 # Constants of formulas are small, and some of them (the epsilon of a norm) have no float16 but zero.
@@ -52,7 +53,10 @@ class Notes:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model that was unpacked: its float32 ONNX file, samples with labels, and the state of its PyTorch module."""
+    """A model that was unpacked: its float32 ONNX file, samples with labels, and the state of its PyTorch module.
+
+    The file is there unless it was unpacked without; `state` is float16 or float32.
+    """
 
     notes: Notes
     source: Path
@@ -75,6 +79,10 @@ class Bundle:
 
 def narrow(model: onnx.ModelProto) -> tuple[str, ...]:
     """Store float32 initializers of 1,024 values and more as float16, unless one is out of its range; return their names."""
+    from onnx import TensorProto
+
+    from tasks.ptq.graph.edits import from_array, to_array
+
     names = []
     for tensor in model.graph.initializer:
         if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < SMALLEST_ROUNDED:
@@ -86,11 +94,30 @@ def narrow(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(names)
 
 
-def widen(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
-    """Undo `narrow`: the initializers of these names become float32 again, each value exactly as it was stored."""
+def take_weights(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    """Take the floats out of a model's initializers; return them by name."""
+    from onnx import TensorProto
+
+    from tasks.ptq.graph.edits import to_array
+
+    taken = {}
     for tensor in model.graph.initializer:
-        if tensor.name in names:
-            tensor.CopyFrom(from_array(to_array(tensor).astype(np.float32), tensor.name))
+        if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16):
+            taken[tensor.name] = to_array(tensor)
+            tensor.ClearField("raw_data")
+            tensor.ClearField("float_data")
+    return taken
+
+
+def put_weights(model: onnx.ModelProto, weights: Mapping[str, NDArray[Any]], widened: tuple[str, ...]) -> None:
+    """Undo `take_weights`; those of the names `widened` become float32, each value exactly as it was stored."""
+    from tasks.ptq.graph.edits import from_array
+
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            array = weights[tensor.name]
+            wide = array.astype(np.float32) if tensor.name in widened else array
+            tensor.CopyFrom(from_array(wide, tensor.name))
 
 
 def pack(
@@ -101,12 +128,16 @@ def pack(
     evaluation: Mapping[str, NDArray[Any]],
     state: Mapping[str, NDArray[Any]] | None = None,
 ) -> Path:
-    """Write `folder/<name>.zip`; `model` is `narrow`ed already, `state` is what its PyTorch module needs besides."""
+    """Write `folder/<name>.zip`; `model` is `narrow`ed already, `state` is that of its PyTorch module, if not its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{notes.name}.zip"
     # Samples shrink to a fraction; weights hardly at all, and would take minutes.
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(MODEL, model.SerializeToString(), zipfile.ZIP_STORED)
+        bare = type(model)()
+        bare.CopyFrom(model)
+        weights = take_weights(bare)
+        archive.writestr(MODEL, bare.SerializeToString(), zipfile.ZIP_STORED)
+        archive.writestr(WEIGHTS, _npz(weights), zipfile.ZIP_STORED)
         archive.writestr(STATE, _npz(state or {}), zipfile.ZIP_STORED)
         archive.writestr(CALIBRATION, _npz(calibration), zipfile.ZIP_LZMA)
         archive.writestr(EVALUATION, _npz(evaluation), zipfile.ZIP_LZMA)
@@ -114,8 +145,8 @@ def pack(
     return path
 
 
-def unpack(path: Path, folder: Path) -> Bundle:
-    """The bundle of a zip, its files under `folder/<digest>`, written once.
+def unpack(path: Path, folder: Path, *, with_onnx: bool = True) -> Bundle:
+    """The bundle of a zip, its files under `folder/<digest>`, written once; the ONNX file unless it is not wanted.
 
     Raises:
         DataError: there is no such file, or it is no bundle.
@@ -130,23 +161,35 @@ def unpack(path: Path, folder: Path) -> Bundle:
     with zipfile.ZipFile(path) as archive:
         raw = json.loads(archive.read(NOTES))
         notes = Notes(**raw | {key: tuple(raw[key]) for key in ("batch_sizes", "rounded")})
-        if not (place / MODEL).exists():
-            place.mkdir(parents=True, exist_ok=True)
-            for name in (CALIBRATION, EVALUATION, STATE):
-                (place / name).write_bytes(archive.read(name))
-            model = onnx.load_model_from_string(archive.read(MODEL))
-            widen(model, notes.rounded)
-            scratch = place / f"{MODEL}.partial"
-            onnx.save_model(model, scratch)
-            scratch.rename(place / MODEL)
-    with np.load(place / STATE) as state:
-        arrays = {name: state[name] for name in state.files}
-    return Bundle(notes, place / MODEL, _samples(place / CALIBRATION), _samples(place / EVALUATION), arrays)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (CALIBRATION, EVALUATION, STATE, WEIGHTS):
+            if not (place / name).exists():
+                partial = place / f"{name}.partial"
+                partial.write_bytes(archive.read(name))
+                partial.rename(place / name)
+        if with_onnx and not (place / MODEL).exists():
+            _write_model(archive.read(MODEL), _arrays(place / WEIGHTS), notes, place / MODEL)
+    state = _arrays(place / STATE) or _arrays(place / WEIGHTS)
+    return Bundle(notes, place / MODEL, _samples(place / CALIBRATION), _samples(place / EVALUATION), state)
+
+
+def _write_model(bare: bytes, weights: Mapping[str, NDArray[Any]], notes: Notes, path: Path) -> None:
+    import onnx
+
+    model = onnx.load_model_from_string(bare)
+    put_weights(model, weights, notes.rounded)
+    partial = path.with_name(f"{path.name}.partial")
+    onnx.save_model(model, partial)
+    partial.rename(path)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with np.load(path) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _samples(path: Path) -> Samples:
-    with np.load(path) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = _arrays(path)
     labels = arrays.pop(LABEL, None)
     rows = len(next(iter(arrays.values())))
     return Samples(DataFile(path, digest_file(path), rows), arrays, labels)

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu.answers import apart, inspect
+from gpu.answers import inspect
+from gpu.apart import apart
 from gpu.bundle import Bundle
 from gpu.inventory import versions
 from gpu.make import FLOAT, Workshop

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from tasks.measure.inventory import take_inventory
+from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.measure.latency.nvml import open_gpu
+from tasks.runtimes.inductor.session import why_no_gpu
 from validators.errors import InfrastructureError
 
 DISTRIBUTIONS = (
@@ -40,6 +44,39 @@ def describe_machine(*, rehearsal: bool) -> dict[str, Any]:
     gpu = inventory.gpu
     device = f"{gpu.name} cc{gpu.compute_capability} driver {gpu.driver}" if gpu else inventory.cpu
     return asdict(inventory) | {"device": device, "versions": versions()}
+
+
+def describe_by_torch(*, rehearsal: bool) -> dict[str, Any]:
+    """The machine as `describe_machine` has it, by PyTorch and the driver's files alone.
+
+    Raises:
+        InfrastructureError: PyTorch computes on no GPU, and this is no rehearsal.
+    """
+    import torch
+
+    shared = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "versions": versions()}
+    if rehearsal:
+        return shared | {"gpu": None, "device": _processor()}
+    if missing := why_no_gpu():
+        raise InfrastructureError(found=missing.found, expected=missing.expected, fix=missing.fix)
+    about = torch.cuda.get_device_properties(0)
+    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
+    gpu = {"name": about.name, "compute_capability": f"{about.major}.{about.minor}"}
+    gpu["driver"] = driver.group(1) if driver else "unknown"
+    device = f"{gpu['name']} cc{gpu['compute_capability']} driver {gpu['driver']}"
+    return shared | {"gpu": gpu, "device": device}
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def refuse_without_gpu() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu.answers import apart, rows_of
+from gpu.answers import rows_of
+from gpu.apart import apart
 from gpu.bundle import Bundle
 from tasks.measure.inventory import usable_cores
 from tasks.ptq.build_variant import Materials

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from gpu.answers import apart
+from gpu.apart import apart
 from gpu.inventory import versions
 from gpu.make import Workshop
 from gpu.pytorch_modes import MODES, Launch, measure_launch, rows_of_module

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from gpu.answers import METRICS
 from gpu.bundle import Bundle
+from gpu.modules import build_module
 from tasks.measure.metrics.perplexity import score_batches
-from tasks.ptq.graph.edits import to_array
 from validators.samples.datasets import TensorSpec
 
 if TYPE_CHECKING:
@@ -91,37 +90,6 @@ def ready_module(bundle: Bundle, mode: str, device: str) -> Callable[..., Tensor
     if mode.startswith("fp16"):
         _halve(module)
     return torch.compile(module) if mode.endswith("compiled") else module
-
-
-def build_module(bundle: Bundle) -> nn.Module:
-    """The demo's module with the weights of the bundle, float32."""
-    import torch
-
-    given = bundle.notes.module
-    module: nn.Module
-    if given["kind"] == "bert":
-        from tasks.demo.bert import BertEncoder, BertShape, Dense, TextClassifier
-
-        shape = BertShape(**given["shape"])
-        module = TextClassifier(BertEncoder(shape), Dense(shape.width, given["classes"]))
-    elif given["kind"] == "llama":
-        from tasks.demo.llama import Llama, LlamaShape, fold_gains
-
-        module = Llama(LlamaShape(**given["shape"]))
-        fold_gains(module)  # those of the source are folded: the module must not have any
-    else:
-        from tasks.demo.efficientnet import EfficientNetLite0
-
-        module = EfficientNetLite0(given["classes"])
-    wanted = module.state_dict()
-    found = {name: torch.from_numpy(array.copy()) for name, array in _weights(bundle).items() if name in wanted}
-    module.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in found.items()})
-    return module.eval().requires_grad_(False)
-
-
-def _weights(bundle: Bundle) -> Mapping[str, NDArray[Any]]:
-    """The module's own where the bundle has them, else the source's initializers, which have the same names."""
-    return bundle.state or {one.name: to_array(one) for one in onnx.load(bundle.source).graph.initializer}
 
 
 def _halve(module: nn.Module) -> None:

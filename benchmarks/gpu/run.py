@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from gpu.answers import apart
+from gpu.apart import apart
 from gpu.bundle import unpack
 from gpu.candidates import measure_target
 from gpu.ceilings import measure_ceilings

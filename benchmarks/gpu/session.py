@@ -7,17 +7,17 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu.answers import METRICS
-from gpu.bundle import Bundle
-from gpu.make import Reference, Workshop
 from gpu.record import REFUSED, Results
-from tasks.measure.metrics.drops import estimate_drop
 from validators.errors import QuantgateError
 from validators.records.measurements import Estimate
+
+if TYPE_CHECKING:
+    from gpu.bundle import Bundle
+    from gpu.make import Reference, Workshop
 
 CEILINGS, PYTORCH = "ceilings", "pytorch"
 CONFIDENCE = 0.95
@@ -82,6 +82,10 @@ class Check:
 
 def accuracy(bundle: Bundle, reference: Reference, rows: Any, value: float) -> dict[str, Any]:
     """The metric's value, and its drop with bounds of 95 % one-sided confidence; for perplexity in nats a token."""
+    # The part that needs PyTorch alone has no scipy.
+    from gpu.answers import METRICS
+    from tasks.measure.metrics.drops import estimate_drop
+
     drop, method = estimate_drop(METRICS[bundle.notes.metric], np.load(reference.rows), rows, CONFIDENCE, seed=0)
     return {"metric": bundle.notes.metric, "value": value, "drop": interval(drop), "drop_method": method}
 

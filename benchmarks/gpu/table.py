@@ -9,7 +9,7 @@ from gpu.record import REFUSED
 from validators.errors import DataError
 
 # The ceiling that a candidate's operations are held against; weights of four bits are multiplied in float16.
-CEILING_OF = {"fp32": "tf32", "fp16": "float16", "int8": "int8", "fp8": "fp8", "int4": "float16"}
+CEILING_OF = {"fp32": "tf32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "float16"}
 HEAD = (
     "runtime",
     "candidate",
@@ -42,7 +42,8 @@ def render(figures: dict[str, Any], *, rehearsal: bool = False) -> str:
         )
     parts = ["**A rehearsal on a processor: no figure here is one of a GPU.**"] if figures["rehearsal"] else []
     parts += [_machine(figures), _ceilings(figures)]
-    for model, about in figures["models"].items():
+    for model in dict.fromkeys([*figures["models"], *(key.split("/")[1] for key in figures["cells"])]):
+        about = figures["models"].get(model, {})
         if REFUSED not in about:
             parts += [_model(figures, model, about)]
     return "\n\n".join([*parts, _refusals(figures)])
@@ -64,13 +65,9 @@ def _ceilings(figures: dict[str, Any]) -> str:
 
 
 def _model(figures: dict[str, Any], model: str, about: dict[str, Any]) -> str:
-    rounding = about["rounding"]
-    lines = [
-        f"### {model}",
-        f"{about['source'].capitalize()}: {about['metric']} {rounding['before']:.4f} before and {rounding['after']:.4f} "
-        f"after, on {about['evaluation_samples']} samples. {_number(about['macs_a_sample'] / 1e9)} billion "
-        "multiply-accumulates a sample.",
-    ]
+    lines = [f"### {model}"]
+    if about:
+        lines.append(_about(about))
     cells = {key: cell for key, cell in figures["cells"].items() if key.split("/")[1] == model}
     for batch in sorted({_batch(key) for key in cells}):
         rows = [_row(figures, key, cell) for key, cell in cells.items() if _batch(key) == batch and REFUSED not in cell]
@@ -78,6 +75,15 @@ def _model(figures: dict[str, Any], model: str, about: dict[str, Any]) -> str:
             lines.append(f"Batch {batch}:")
             lines.append("\n".join([_line(HEAD), _line(["---"] * len(HEAD)), *map(_line, sorted(rows))]))
     return "\n\n".join(lines)
+
+
+def _about(about: dict[str, Any]) -> str:
+    rounding = about["rounding"]
+    return (
+        f"{about['source'].capitalize()}: {about['metric']} {rounding['before']:.4f} before and {rounding['after']:.4f} "
+        f"after, on {about['evaluation_samples']} samples. {_number(about['macs_a_sample'] / 1e9)} billion "
+        "multiply-accumulates a sample."
+    )
 
 
 def _row(figures: dict[str, Any], key: str, cell: dict[str, Any]) -> list[str]:

@@ -95,6 +95,10 @@ def _refuse_recipe(candidate: Candidate) -> None:
                 candidate.precision == "int4" and candidate.weight_method not in ("rtn", "hqq"),
                 "rtn or hqq: the others need statistics of ONNX graphs",
             ),
+            "HQQ without zero points": (
+                candidate.weight_method == "hqq" and not candidate.asymmetric,
+                "-asym: it searches for zero points",
+            ),
             f"INT4 in blocks of {candidate.block_size}": (
                 candidate.precision == "int4" and candidate.block_size not in INT4_GROUPS,
                 "32, 64, 128 or 256: its kernel takes no others",

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from gpu.answers import rows_of
 from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from gpu.pytorch_modes import MODES, measure_launch, rows_of_module
 
+from tasks.runtimes.inductor.session import why_missing
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.targets import facts_of
 
 # The export, and a process for each figure, which imports PyTorch or ONNX Runtime anew.
 pytestmark = pytest.mark.slow
@@ -137,6 +141,63 @@ def test_a_rehearsal_fills_every_cell_and_is_no_figure_of_a_gpu(folder: Path, tm
     refused = gpu_check("table", str(results))
     assert refused.returncode == 2 and "rehearsal" in refused.stderr and not refused.stdout
     assert "A rehearsal on a processor" in gpu_check("table", str(results), "--rehearsal").stdout
+
+
+def torch_alone(folder: Path) -> Path:
+    """Return the Python of an environment with PyTorch and what it needs, and nothing else."""
+    import numpy
+    import torch
+
+    venv.create(folder, with_pip=False)
+    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    names = {
+        "torch",
+        "torchgen",
+        "functorch",
+        "numpy",
+        "sympy",
+        "mpmath",
+        "filelock",
+        "networkx",
+        "jinja2",
+        "markupsafe",
+    }
+    names |= {"fsspec", "setuptools", "_distutils_hack", "numpy.libs", "typing_extensions.py"}
+    for home in {Path(module.__file__).parents[1] for module in (numpy, torch)}:
+        for entry in home.iterdir():
+            is_told = entry.name.endswith(".dist-info") and entry.name.lower().partition("-")[0] in names
+            if (entry.name in names or is_told) and not (site / entry.name).exists():
+                (site / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.skipif(bool(why_missing()), reason="no C++ compiler")
+@pytest.mark.timeout(1500)
+def test_what_pytorch_alone_can_show_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
+    """Each form of the target is compiled, answered with and timed; the table shows what there is."""
+    python, results = torch_alone(tmp_path / "venv"), tmp_path / "rehearsal.json"
+    command = [str(python), "-m", "benchmarks.gpu", "torch", str(folder), "--provider", "cpu", "--models", "text"]
+    command += ["--launches", "1", "--batches", "2", "--block-seconds", "0.01", "--seconds", "900"]
+    command += ["--results", str(results), "--work", str(tmp_path / "work")]
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "CXX")}
+    found = subprocess.run([str(python), "-c", "import onnx"], capture_output=True, check=False, env=kept)
+    assert b"No module named 'onnx'" in found.stderr
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(results.read_text(encoding="utf-8"))
+    assert figures["rehearsal"] is True and figures["ceilings"]["int8"]["tflop_per_s"] > 0
+    names = [name.partition("@")[0] for name in facts_of("torch-cuda").default_candidates]
+    for name in names:
+        artifact = figures["artifacts"][f"torch-cuda/text/{name}"]
+        cell = figures["cells"][f"torch-cuda/text/b2/{name}"]
+        assert artifact["value"] >= 0.75 and artifact["compile_seconds"] > 0
+        assert cell["p50_ms"] > 0 and cell["speedup"]["value"] > 0
+        assert cell["against"] == ("fp32-fused" if name == "fp16" else "fp16")
+    shares = {name: figures["artifacts"][f"torch-cuda/text/{name}"]["coverage"]["low"] for name in names}
+    assert shares["int8-dynamic-pc"] > 0.5 and shares["int4-g64-hqq-asym"] > 0.5 and shares["bf16"] == 0.0
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=kept)
+    assert again.returncode == 0 and "artifacts" not in again.stdout, again.stdout
+    assert "`int8-dynamic-pc`" in gpu_check("table", str(results), "--rehearsal").stdout
 
 
 def test_what_the_time_does_not_reach_for_is_left(folder: Path, tmp_path: Path) -> None:

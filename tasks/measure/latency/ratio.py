@@ -30,15 +30,46 @@ def ratio_estimate(ratios: Sequence[Sequence[float]], confidence: float) -> Esti
     >>> ratio_estimate([[2.0]], 0.95)
     Estimate(value=2.0, low=None, high=None)
     """
-    from scipy import stats
-
     logs = _launch_logs(ratios) if len(ratios) > 1 else np.log(ratios[0])
     mean = float(logs.mean())
     if len(logs) < 2:
         return Estimate(round(math.exp(mean), 12))
-    half = float(stats.t.ppf(confidence, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = float(students_quantile(confidence, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     value, low, high = (round(math.exp(x), 12) for x in (mean, mean - half, mean + half))
     return Estimate(value, low, high)
+
+
+def students_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's distribution, for a probability above 0.5 and whole degrees of freedom.
+
+    Its probabilities are finite sums for whole degrees (M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 26.7.3
+    and 26.7.4); they are inverted by bisection. scipy has it too, but takes longer to import than a launch to start, and a
+    machine that is only measured need not have it.
+
+    >>> round(students_quantile(0.95, 5), 6), round(students_quantile(0.975, 2), 6)
+    (2.015048, 4.302653)
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _within(angle, freedom) < 2 * probability - 1 else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return the probability of a value within `sqrt(freedom) * tan(angle)` of zero."""
+    cosine = math.cos(angle)
+    if freedom % 2:
+        term, total = cosine, 0.0
+        for index in range(2, freedom, 2):
+            total += term
+            term *= cosine * cosine * index / (index + 1)
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+    term, total = 1.0, 0.0
+    for index in range(1, freedom, 2):
+        total += term
+        term *= cosine * cosine * index / (index + 1)
+    return math.sin(angle) * total
 
 
 def central_ratio(ratios: Sequence[Sequence[float]]) -> float:
@@ -71,9 +102,8 @@ def samples_needed(quantile: float, confidence: float = 0.99) -> int:
     >>> samples_needed(0.99), samples_needed(0.999)
     (662, 6636)
     """
-    from scipy import stats
-
     count = math.ceil(math.log(1 - confidence) / math.log(quantile))  # count for one sample beyond: a lower limit
-    while stats.binom.cdf(1, count, 1 - quantile) > 1 - confidence:
+    # The binomial probability of at most one sample beyond.
+    while quantile**count + count * (1 - quantile) * quantile ** (count - 1) > 1 - confidence:
         count += 1
     return count

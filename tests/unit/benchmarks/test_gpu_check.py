@@ -8,24 +8,34 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.answers import apart
+from gpu.apart import apart
 from gpu.record import Results, merge, read, results_path
 from gpu.session import Check, Options
 from gpu.table import render
+from gpu.torch_cuda import RECIPES
 from gpu.trtexec import command, measure_trtexec, parse
 from gpu.wheels import REQUIREMENTS
 
 from validators.errors import CandidateRefused, DataError, InfrastructureError
+from validators.job.candidate_name import decode
+from validators.targets import facts_of
 
 ROOT = Path(__file__).parents[3]
 INVENTORY = {"device": "NVIDIA H200 cc9.0 driver 580", "cpu": "c", "cores": 16, "versions": {"torch": "2"}}
 INVENTORY["gpu"] = {"name": "NVIDIA H200", "compute_capability": "9.0"}
 FAILED = {"refused": {"kind": "infrastructure", "reason": "the process died"}}
 UNSUPPORTED = {"refused": {"kind": "unsupported", "reason": "no kernels"}}
+
+
+def test_recipes_of_torch_cuda_are_its_default_candidates() -> None:
+    """They are written out there, since their grammar is not importable with PyTorch alone."""
+    decoded = {name.partition("@")[0]: asdict(decode(name)) for name in facts_of("torch-cuda").default_candidates}
+    assert {name: {field: one[field] for field in RECIPES[name]} for name, one in decoded.items()} == RECIPES
 
 
 def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from scipy import stats
 
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant, Worker, save_requests
-from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate, samples_needed
+from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate, samples_needed, students_quantile
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job.job_measurement import Measurement
 from validators.records.measurements import Estimate
@@ -35,6 +35,13 @@ QUICK = Measurement(
     warmup_limit_seconds=0.0,
     max_other_load=None,
 )
+
+
+def test_students_quantile_is_that_of_scipy() -> None:
+    for freedom in (*range(1, 40), 99, 100):
+        for probability in (0.51, 0.9, 0.95, 0.99, 0.9999):
+            expected = stats.t.ppf(probability, freedom)
+            assert students_quantile(probability, freedom) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.fixture
