@@ -6,32 +6,27 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tasks.champion.fetch_champion import fetch_champion
 from tasks.champion.promote import find_champion
-from tasks.measure.metrics.drops import estimate_drop
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, log
 from tasks.run.step import step
-from tasks.run.user_functions import job_metric
 from tasks.trials.build_engine import with_engine
+from tasks.trials.judge_on_samples import JudgedData, judge_beside
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
 from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
 from validators.gates.champion import (
     judge_absent_champion,
-    judge_against_champion,
     judge_broken_champion,
     judge_champion_device,
 )
-from validators.gates.clusters import count_units, number_clusters
 from validators.gates.verdict_rules import overall
 from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
-from validators.records.run import AbsentEngine, Champion, Inventory, SessionSettings, Trial, Variant
+from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
 
@@ -106,28 +101,13 @@ def compare_with_champion(
             verdict = judge_broken_champion(champion.version, error.found)
             log.warning("%s", verdict.reason)
             return replace(best, verdicts=(*best.verdicts, verdict))
-        # Prefer samples that did not choose the best, if the job keeps any.
-        kept = run_inputs.evidence.confirmation[:: accuracy.samples_a_row]
-        mask = kept if kept.any() else ~kept
-        rows, best_rows = (np.load(one.scores_path)[mask] for one in (accuracy, best.accuracy))
-        metric, confidence = job_metric(run.job), run.job.gates.confidence
-        keys = run_inputs.evidence.evaluation.clusters
-        clusters = None if keys is None else number_clusters(keys[:: accuracy.samples_a_row][mask])
-        drop, _ = estimate_drop(metric, rows, best_rows, confidence, seed=run.job.seed, clusters=clusters)
-        verdict = judge_against_champion(
-            same_source=champion.source_digest == run_inputs.source.digest,
-            drop=drop,
-            speedup=latency.speedup,
-            size_ratio=best.variant.size_bytes / holder.size_bytes,
-            objective=run.job.objective,
-            gates=run.job.gates,
-            n=count_units(len(rows), clusters),
-            pairs=latency.pairs,
-            disturbance=latency.disturbance,
-        )
+        figures = ChampionFigures(champion.version, champion.source_digest, holder.size_bytes, accuracy, latency)
+        evidence = run_inputs.evidence
+        judged_data = JudgedData(run.job, baseline, 0, evidence.confirmation, {}, clusters=evidence.evaluation.clusters)
+        verdict = judge_beside(judged_data, best, figures, run_inputs.source.digest)
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     verdicts = (*best.verdicts, verdict)
-    return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+    return replace(best, verdicts=verdicts, outcome=overall(verdicts), beside_champion=figures)
 
 
 def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:

@@ -13,13 +13,13 @@ from tasks.run.context import Run, log
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
 from tasks.trials.judge import judged_data_of, rank_passing
-from tasks.trials.judge_on_samples import JudgedData, figures_of
+from tasks.trials.judge_on_samples import JudgedData, confirmed_of
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_fp16 import halves_of
 from tasks.trials.measure_latency import latency_of
 from validators.errors import CandidateRefused
-from validators.gates.catalog import Measured, judge_gates
+from validators.gates.catalog import judge_gates
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.candidate_name import decode
 from validators.job.job import Job
@@ -84,18 +84,9 @@ def _judge_again(
 
     Its latency is measured only if its answers pass.
     """
-    assert trial.variant and trial.accuracy and trial.coverage
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
-    answers = figures_of(judged_data, trial.accuracy, judged_data.confirmation, confidence)
-    measured = Measured(
-        job=job.model_copy(update={"gates": job.gates.model_copy(update={"confidence": confidence})}),
-        candidate=trial.candidate,
-        variant=trial.variant,
-        answers=answers,
-        coverage=trial.coverage,
-        baseline_bytes=judged_data.baseline_bytes,
-    )
+    measured, answers = confirmed_of(judged_data, trial, confidence)
     again = judge_gates(measured, CONFIRMED, confirming=True)
     if overall(again) == "passed":
         half = halves.get(decode(trial.candidate).target)
@@ -115,6 +106,7 @@ def _judge_again(
         drop=answers.drop,
         slices=answers.slices,
         latency=measured.latency,
+        beside_fp16=measured.beside_fp16,
     )
     everything = (*trial.verdicts, *again)
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))

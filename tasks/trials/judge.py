@@ -10,9 +10,9 @@ from tasks.registry.champion_slot import place_of, rolled_back_digests
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.step import step
-from tasks.trials.judge_on_samples import JudgedData, figures_of
+from tasks.trials.judge_on_samples import JudgedData, figures_of, measured_of
 from validators.gates.agreement import estimate_agreement
-from validators.gates.catalog import AnswerFigures, Measured, judge_gates
+from validators.gates.catalog import AnswerFigures, judge_gates
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
 from validators.records.journal import RolledBack
@@ -81,20 +81,7 @@ def fails_early(judged_data: JudgedData, trial: Trial) -> Trial | None:
 
 
 def _verdicts(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | None) -> tuple[Verdict, ...]:
-    assert trial.variant and trial.coverage
-    measured = Measured(
-        job=judged_data.job,
-        candidate=trial.candidate,
-        variant=trial.variant,
-        coverage=trial.coverage,
-        baseline_bytes=judged_data.baseline_bytes,
-        answers=answers,
-        latency=trial.latency,
-        beside_fp16=trial.beside_fp16,
-        sanity=trial.sanity,
-        agreement=trial.agreement,
-        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
-    )
+    measured = measured_of(judged_data, trial, answers)
     return judge_gates(measured, point_labels(trial.latencies)[0] if trial.latencies else "")
 
 

@@ -14,7 +14,8 @@ from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqn
 from tasks.measure.metrics.metric import Metric, Rows
 from tasks.run.user_functions import job_metric
 from validators.errors import CandidateRefused
-from validators.gates.catalog import AnswerFigures
+from validators.gates.catalog import AnswerFigures, Measured
+from validators.gates.champion import judge_against_champion
 from validators.gates.clusters import count_units, number_clusters
 from validators.gates.intervals import Clusters
 from validators.gates.race_rules import CONFIDENCE, least_mean, looks_at
@@ -23,6 +24,8 @@ from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
 from validators.records.journal import RolledBack
 from validators.records.measurements import Accuracy, Estimate, SliceDrop
+from validators.records.run import ChampionFigures, Trial
+from validators.records.verdicts import Verdict
 from validators.samples.datasets import Arrays
 
 Mask = NDArray[np.bool_]
@@ -33,7 +36,8 @@ class JudgedData:
     """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
     `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
-    `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest.
+    `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest. `kept_metric` stands for the job's metric
+    where its rows are already there, and the code that made them is not.
     """
 
     job: Job
@@ -43,11 +47,12 @@ class JudgedData:
     slices: Arrays
     rolled_back: Mapping[str, RolledBack] = field(default_factory=dict)
     clusters: NDArray[Any] | None = None
+    kept_metric: Metric | None = None
 
     @cached_property
     def metric(self) -> Metric:
         """The metric of the job."""
-        return job_metric(self.job)
+        return self.kept_metric or job_metric(self.job)
 
     @cached_property
     def baseline_rows(self) -> Rows:
@@ -118,6 +123,70 @@ class DropWatch:
         metric = self.judged_data.metric
         before, after = (np.concatenate(rows) for rows in zip(*(self._batches[one] for one in batches), strict=True))
         return (1.0 if metric.higher_is_better else -1.0) * (metric.value(before) - metric.value(after))
+
+
+def measured_of(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | None) -> Measured:
+    """Return what the gates read of a trial when it is judged on the samples that choose."""
+    assert trial.variant and trial.coverage
+    return Measured(
+        job=judged_data.job,
+        candidate=trial.candidate,
+        variant=trial.variant,
+        coverage=trial.coverage,
+        baseline_bytes=judged_data.baseline_bytes,
+        answers=answers,
+        latency=trial.latency,
+        beside_fp16=trial.beside_fp16,
+        sanity=trial.sanity,
+        agreement=trial.agreement,
+        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
+    )
+
+
+def confirmed_of(judged_data: JudgedData, trial: Trial, confidence: float) -> tuple[Measured, AnswerFigures]:
+    """Return what the gates read of a trial when it is judged again, on the samples kept for that, without its latency."""
+    assert trial.variant and trial.accuracy and trial.coverage
+    answers = figures_of(judged_data, trial.accuracy, judged_data.confirmation, confidence)
+    measured = Measured(
+        job=with_confidence(judged_data.job, confidence),
+        candidate=trial.candidate,
+        variant=trial.variant,
+        answers=answers,
+        coverage=trial.coverage,
+        baseline_bytes=judged_data.baseline_bytes,
+    )
+    return measured, answers
+
+
+def with_confidence(job: Job, confidence: float) -> Job:
+    """Return the job with another confidence of its gates."""
+    return job.model_copy(update={"gates": job.gates.model_copy(update={"confidence": confidence})})
+
+
+def judge_beside(judged_data: JudgedData, trial: Trial, champion: ChampionFigures, source_digest: str) -> Verdict:
+    """Judge a trial against the champion, on samples that did not choose the trial if the job keeps any.
+
+    `source_digest` is that of the trial's source.
+    """
+    assert trial.variant and trial.accuracy
+    job, step = judged_data.job, champion.accuracy.samples_a_row
+    kept = judged_data.confirmation[::step]
+    mask = kept if kept.any() else ~kept
+    before, after = (np.load(one.scores_path)[mask] for one in (champion.accuracy, trial.accuracy))
+    keys = judged_data.clusters
+    clusters = None if keys is None else number_clusters(keys[::step][mask])
+    drop, _ = estimate_drop(judged_data.metric, before, after, job.gates.confidence, seed=job.seed, clusters=clusters)
+    return judge_against_champion(
+        same_source=champion.source_digest == source_digest,
+        drop=drop,
+        speedup=champion.latency.speedup,
+        size_ratio=trial.variant.size_bytes / champion.size_bytes,
+        objective=job.objective,
+        gates=job.gates,
+        n=count_units(len(before), clusters),
+        pairs=champion.latency.pairs,
+        disturbance=champion.latency.disturbance,
+    )
 
 
 def figures_of(judged_data: JudgedData, accuracy: Accuracy, samples: Mask, confidence: float) -> AnswerFigures:

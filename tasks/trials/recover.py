@@ -15,7 +15,7 @@ from tasks.storage.product import Product
 from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trial, judged_data_of
-from tasks.trials.judge_on_samples import JudgedData
+from tasks.trials.judge_on_samples import JudgedData, with_confidence
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.materials import materials_of
 from tasks.trials.measure_latency import measure_latency
@@ -94,8 +94,7 @@ def with_stricter_confidence(judged_data: JudgedData) -> JudgedData:
     if job.confirmation.share or not job.budgets.recovery:
         return judged_data
     confidence = confidence_of_each(job.gates.confidence, job.budgets.recovery)
-    gates = job.gates.model_copy(update={"confidence": confidence})
-    return replace(judged_data, job=job.model_copy(update={"gates": gates}))
+    return replace(judged_data, job=with_confidence(job, confidence))
 
 
 def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:

@@ -251,7 +251,8 @@ class CalibrationVerdict:
 class Confirmed:
     """Results of a candidate on the confirmation samples: the metric on `n` rows, and a second latency measurement.
 
-    `latency` is None if the candidate does not pass on these samples, since nothing depends on its speed then.
+    `latency` is None if the candidate does not pass on these samples, since nothing depends on its speed then. `beside_fp16`
+    compares with the float16 model, as in `Trial`.
     `confidence` is the one-sided confidence of each bound: higher than the gates', since several candidates may be confirmed.
     """
 
@@ -262,6 +263,18 @@ class Confirmed:
     drop: Estimate | None
     slices: tuple[SliceDrop, ...]
     latency: Latency | None
+    beside_fp16: Latency | None = None
+
+
+@dataclass(frozen=True)
+class ChampionFigures:
+    """The champion as it was measured beside a winner; in `latency` it is the baseline."""
+
+    version: str
+    source_digest: str
+    size_bytes: int
+    accuracy: Accuracy
+    latency: Latency
 
 
 @dataclass(frozen=True)
@@ -269,7 +282,7 @@ class Trial:
     """All results of one candidate: refused, or made, measured and judged.
 
     `latencies` compares with the baseline, one entry per operating point. `beside_fp16` compares with the float16 model, on a
-    GPU and at the first point. `copies` names later candidates that made the same variant.
+    GPU and at the first point, `beside_champion` with the champion. `copies` names later candidates that made the same variant.
     """
 
     candidate: str
@@ -286,6 +299,7 @@ class Trial:
     saturation: Saturation | None = None
     latencies: tuple[Latency, ...] = ()
     beside_fp16: Latency | None = None
+    beside_champion: ChampionFigures | None = None
     verdicts: tuple[Verdict, ...] = ()
     confirmed: Confirmed | None = None
     mlflow_run_id: str | None = None
