@@ -4,6 +4,7 @@ The steps are in `tasks/`; nothing is computed here.
 """
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,9 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from tasks.champion.ask_approval import check_approval, sign_off
+from tasks.champion.bundle.statement import signer_here
 from tasks.champion.compare_champion import judge_device, look_up_champion, warn_of_device
+from tasks.champion.seal_evidence import seal_evidence
 from tasks.evidence.judge_calibration import judge_calibration_data
 from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
@@ -73,6 +76,7 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
         run = start_run(job, timed_threads=count_spare_threads(job))
         if promote:
             check_approval(run)
+            signer_here()  # before hours are spent on evidence that cannot be signed
             warn_of_local_locks(run.state)
         with turn_of(run), run.footprint.measured():
             run.clock.begin_budget()
@@ -93,6 +97,8 @@ def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device:
                 run, run_inputs, findings, promote=promote, replace_device=replace_device, record=record
             )
             record_trials(run, record, findings.trials)
+        if not findings.sealed:
+            sealed(run, run_inputs, findings, record)
         findings = replace(findings, footprint=run.footprint.read())
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
@@ -222,9 +228,26 @@ def challenge(
     if said is not None and said.decision == "rejected":
         return findings
     required = required_gates(run.job, best.candidate) | champion_gates(best.variant.digest, champion)
-    approval = Approval(best, inventory.device_key, required, sign_off=said)
+    bundle = sealed(run, run_inputs, findings, record, required)
+    approval = Approval(best, inventory.device_key, required, sign_off=said, evidence=bundle)
     champion = at_target(PROMOTION, run, run_inputs, inventory, approval, champion, record)
-    return replace(findings, champion=champion)
+    return replace(findings, champion=champion, sealed=True)
+
+
+def sealed(run: Run, run_inputs: RunInputs, findings: Findings, record: str, required: Iterable[str] = ()) -> Path:
+    """Seal the evidence of the run: step 8, first half; of one that promotes nothing, its end."""
+    assert findings.inventory is not None and findings.calibration is not None
+    return seal_evidence(
+        run,
+        run_inputs,
+        findings.inventory,
+        findings.calibration,
+        record,
+        baseline=findings.baseline,
+        best=findings.best,
+        required=required,
+        sign_off=findings.sign_off,
+    )
 
 
 def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> Raced:

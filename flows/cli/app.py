@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from flows.cli import champion as champions
 from flows.cli import export as exports
-from flows.cli import look, service
+from flows.cli import look, service, verify
 from flows.cli import run as runs
 from flows.cli.console import command, documents_only, fail
 from validators.errors import EXIT_BAD_INPUT, JobError
@@ -92,7 +92,7 @@ GROUPS = {
         runs.validate,
         runs.run,
     ),
-    "Inspection": (look.status, look.report, look.compare, look.lint, look.doctor),
+    "Inspection": (look.status, look.report, look.compare, look.lint, verify.verify, look.doctor),
     "Champions": (
         look.promote,
         champions.approvals,

@@ -172,6 +172,7 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
     for path, text in texts.values():
         path.write_text(text, encoding="utf-8")
     files = variant_folder(variant, folder)
+    evidence = {"evidence": str(promoted.approval.evidence)} if promoted.approval.evidence else {}
     requirements = runtime_requirements(promoted.inventory, variant)
     with mlflow.start_run(run_id=promoted.run_id, log_system_metrics=False), quiet_mlflow():
         logged = registry_call(
@@ -179,7 +180,7 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
             name="variant",
             python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
             code_paths=_packages(variant),
-            artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()},
+            artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()} | evidence,
             # A decoder takes prompts as well as tokens, which no signature can say.
             signature=None
             if variant.session.provider in GENERATORS

@@ -46,6 +46,7 @@ class Findings:
     champion: Champion | None = None
     report: Path | None = None
     footprint: FootprintResult | None = None
+    sealed: bool = False
 
 
 def conclude(job: Job, findings: Findings, clock: Clock) -> Result:

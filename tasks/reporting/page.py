@@ -91,14 +91,9 @@ def render_page(
 
 
 def job_yaml(job: Job, result: Result) -> str:
-    """Return the job as YAML that reproduces the run: candidates by name, and the source by its version.
-
-    An alias, or the list `default`, may change later and give another run.
-    """
-    document = job.model_dump(mode="json")
-    document["candidates"] = list(job.candidates_without(result.absent_engines))
-    if not job.source_is_file and result.source is not None and result.source.version is not None:
-        document["source"] = f"models:/{result.source.name}/{result.source.version}"
+    """Return the job as YAML that reproduces the run (see `Job.as_run`)."""
+    name, version = (result.source.name, result.source.version) if result.source else ("", None)
+    document = job.as_run(name, version, result.absent_engines)
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from validators.records.run import Trial, Variant
 from validators.records.verdicts import SignOff, Verdict
@@ -17,7 +18,7 @@ class Approval:
     """A passed trial, with the device and runtimes for which its verdicts hold.
 
     `required` names every verdict that promotion demands (`catalog.required_gates`). `sign_off` is a person's decision, if the
-    job asks for one.
+    job asks for one. `evidence` is the sealed bundle that is promoted with it.
 
     Raises:
         NotApproved: the trial has no variant, the variant was not measured, a required verdict is missing, or a gate did not
@@ -28,6 +29,7 @@ class Approval:
     device_key: str
     required: frozenset[str]
     sign_off: SignOff | None = None
+    evidence: Path | None = None
 
     def __post_init__(self) -> None:
         missing = self.required - {verdict.gate for verdict in self.verdicts}

@@ -277,6 +277,16 @@ class Job(Settings):
         engines = {one.engine for one in absent}
         return tuple(name for name in self.candidate_names if decode(name).target not in engines)
 
+    def as_run(self, name: str, version: str | None, absent: Iterable[AbsentEngine]) -> dict[str, Any]:
+        """Return the job as a document that reproduces a run: candidates by name, and the source `name` by its version.
+
+        An alias, or the list `default`, may change later and give another run.
+        """
+        document = self.model_dump(mode="json") | {"candidates": list(self.candidates_without(absent))}
+        if not self.source_is_file and version is not None:
+            document["source"] = f"models:/{name}/{version}"
+        return document
+
     def baseline_on(self, inventory: Inventory) -> str:
         """Return the engine that runs the baseline on this machine: `ort-cpu` in place of one for a GPU that is not here."""
         engine = self.baseline or baselines_of(self.target)[0]

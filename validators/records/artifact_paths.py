@@ -4,7 +4,8 @@ from __future__ import annotations
 
 # In the parent run: marks the evaluation samples reserved for confirmation; bool of shape (samples,).
 CONFIRMATION_ROWS = "evaluation/confirmation.npy"
-# The job as run, its result document, and the HTML report.
+# The evidence bundle; the job as run, its result document, and the HTML report.
+EVIDENCE = "evidence/evidence.zip"
 JOB, RESULT, REPORT = "job.yaml", "result.json", "report/report.html"
 # In a candidate's run.
 VERDICTS, SCORES, NOISE, KERNELS = "verdicts.json", "accuracy/scores.npy", "accuracy/noise.npy", "coverage/kernels.json"

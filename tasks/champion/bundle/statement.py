@@ -1,0 +1,227 @@
+"""Statement of a bundle: SLSA provenance in an in-toto statement, in a DSSE envelope, signed by Ed25519 if there is a key.
+
+Formats: in-toto Attestation Framework v1, SLSA Provenance v1, Dead Simple Signing Envelope (secure-systems-lab/dsse).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from tasks.champion.bundle.unsound import BundleUnsound
+from validators.errors import JobError
+from validators.records.bundle import EvidenceRecord
+
+STATEMENT, RECORD = "statement.json", "record.json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+BUILD_TYPE = "urn:quantgate:evidence:v1"
+KEY_FILE, COMMAND, PUBLIC_FILE = (
+    "QUANTGATE_SIGNING_KEY_FILE",
+    "QUANTGATE_SIGNING_COMMAND",
+    "QUANTGATE_SIGNING_PUBLIC_KEY_FILE",
+)
+_COMMAND_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A key: the private one, or a command that signs standard input; `public` is its public key in PEM."""
+
+    public: str
+    private: Ed25519PrivateKey | None = None
+    command: str = ""
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of a message, 64 bytes.
+
+        Raises:
+            JobError: the command fails, or its signature is not one of the public key.
+        """
+        if self.private is not None:
+            return self.private.sign(message)
+        try:
+            done = subprocess.run(
+                shlex.split(self.command), input=message, capture_output=True, timeout=_COMMAND_SECONDS, check=True
+            )
+            signature = done.stdout if len(done.stdout) == 64 else base64.b64decode(done.stdout.strip(), validate=True)
+            public_key(self.public).verify(signature, message)
+        except (OSError, ValueError, subprocess.SubprocessError, InvalidSignature) as error:
+            raise JobError(
+                found=f"{COMMAND} gives no signature of {PUBLIC_FILE}: {type(error).__name__} {error}"[:300],
+                expected="a command that reads a message and writes its Ed25519 signature, as 64 bytes or in base64",
+                fix=f"correct {COMMAND} or {PUBLIC_FILE}",
+            ) from error
+        return signature
+
+
+def signer_here() -> Signer | None:
+    """Return the signer that the environment names, or None.
+
+    Raises:
+        JobError: a key cannot be read, or is not an Ed25519 key.
+    """
+    if path := os.environ.get(KEY_FILE):
+        try:
+            private = load_pem_private_key(Path(path).read_bytes(), password=None)
+        except (OSError, ValueError, TypeError) as error:
+            raise _no_key(KEY_FILE, path, error) from error
+        if not isinstance(private, Ed25519PrivateKey):
+            raise _no_key(KEY_FILE, path, "a key of another kind")
+        return Signer(_pem(private.public_key()), private)
+    if command := os.environ.get(COMMAND):
+        path = os.environ.get(PUBLIC_FILE, "")
+        try:
+            public = Path(path).read_text(encoding="ascii")
+            public_key(public)
+        except (OSError, ValueError) as error:
+            raise _no_key(PUBLIC_FILE, path, error) from error
+        return Signer(public, command=command)
+    return None
+
+
+def public_key(pem: str) -> Ed25519PublicKey:
+    """Read a public key.
+
+    Raises:
+        ValueError: it is no Ed25519 key in PEM.
+    """
+    key = load_pem_public_key(pem.encode("ascii"))
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("found a public key of another kind; expected Ed25519")
+    return key
+
+
+def key_id(pem: str) -> str:
+    """Return the sha256 of a public key's 32 bytes, in hexadecimal."""
+    return hashlib.sha256(public_key(pem).public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
+
+
+def statement_of(record: EvidenceRecord, members: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the statement on a bundle; it names each member but itself with its digest.
+
+    Its subjects are the files that consumers load, or the record where nothing was made.
+    """
+    digests = {name: hashlib.sha256(members[name]).hexdigest() for name in sorted(members) if name != STATEMENT}
+    files = json.loads(record.manifest)["files"] if record.manifest else {RECORD: digests[RECORD]}
+    found = [("source", record.source.uri, record.source.digest)]
+    found += [(name, facts.uri or "", facts.digest) for name, facts in sorted(record.data.items())]
+    resolved = [{"name": name, "uri": uri, "digest": {"sha256": digest}} for name, uri, digest in found]
+    resolved += [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(record.code.locks.items())]
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(files.items())],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {"job": record.job},
+                "internalParameters": {"candidate": record.trial.candidate if record.trial else None},
+                "resolvedDependencies": resolved,
+            },
+            "runDetails": {
+                "builder": {
+                    "id": BUILD_TYPE,
+                    "version": {"quantgate": record.code.version, "code": record.code.digest},
+                },
+                "metadata": {"invocationId": record.run_id, "finishedOn": record.finished_at},
+                "byproducts": [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()],
+            },
+        },
+    }
+
+
+def sealed(statement: Mapping[str, Any], signer: Signer | None) -> bytes:
+    """Return the envelope of a statement as JSON, with a signature if there is a signer."""
+    payload = _json(statement)
+    signatures = []
+    if signer is not None:
+        signature = base64.b64encode(signer.sign(_encoded(payload))).decode("ascii")
+        signatures = [{"keyid": key_id(signer.public), "sig": signature}]
+    envelope = {
+        "payloadType": PAYLOAD_TYPE,
+        "payload": base64.b64encode(payload).decode("ascii"),
+        "signatures": signatures,
+    }
+    return _json(envelope)
+
+
+def check_statement(content: bytes, expected: Mapping[str, Any], signer: str, pinned: str | None) -> str:
+    """Check an envelope against the statement that the bundle gives, and its signature; return who signed it.
+
+    `signer` is the public key that the record names, `pinned` the one that the signature must be of.
+
+    Raises:
+        BundleUnsound: they differ, or the signature is missing, wrong, or of another key.
+    """
+    try:
+        envelope = json.loads(content)
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        signatures = [(one["keyid"], base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleUnsound(STATEMENT, f"found no envelope: {error!r}") from error
+    if payload != _json(expected) or envelope["payloadType"] != PAYLOAD_TYPE:
+        raise BundleUnsound(STATEMENT, "it is not the statement that the members of this bundle give")
+    key = pinned or signer
+    if not key and not signatures:
+        again = {"payloadType": PAYLOAD_TYPE, "payload": envelope["payload"], "signatures": []}
+        if content != _json(again):
+            raise BundleUnsound(STATEMENT, "it is written in another way than quantgate writes it")
+        return ""
+    if not key or len(signatures) != 1:
+        raise BundleUnsound("signature", f"found {len(signatures)} signatures; expected one of the named key")
+    name, signature = signatures[0]
+    try:
+        if key_id(key) != name or (signer and key_id(signer) != name):
+            raise BundleUnsound("signature", f"found one of the key {name}; expected one of {key_id(key)}")
+        public_key(key).verify(signature, _encoded(payload))
+    except InvalidSignature as error:
+        raise BundleUnsound("signature", f"it is none of the key {name} on this statement") from error
+    except ValueError as error:
+        raise BundleUnsound("signature", f"found a key that is none: {error}") from error
+    again = {
+        "payloadType": PAYLOAD_TYPE,
+        "payload": envelope["payload"],
+        "signatures": [{"keyid": name, "sig": base64.b64encode(signature).decode("ascii")}],
+    }
+    if content != _json(again):
+        raise BundleUnsound(STATEMENT, "it is written in another way than quantgate writes it")
+    return str(name)
+
+
+def _encoded(payload: bytes) -> bytes:
+    """Return what DSSE signs: its pre-authentication encoding."""
+    kind = PAYLOAD_TYPE.encode("ascii")
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def _pem(key: Ed25519PublicKey) -> str:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+
+
+def _no_key(variable: str, path: str, error: object) -> JobError:
+    return JobError(
+        found=f"{variable}={path}: {error}",
+        expected="a file with an Ed25519 key in PEM, as `openssl genpkey -algorithm ed25519` writes one",
+        fix=f"correct {variable}, or unset it: the evidence is then unsigned",
+    )

@@ -1,0 +1,339 @@
+"""Verification of a bundle: digests, signature, and each verdict computed again from the samples that are kept.
+
+It needs no server and no runtime: numpy, scipy, pydantic, PyYAML, packaging, jiwer and cryptography suffice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.champion.bundle.archive import FILE, read_archive
+from tasks.champion.bundle.contents import CLUSTERS, CONFIRMATION, slice_member
+from tasks.champion.bundle.statement import RECORD, STATEMENT, check_statement, statement_of
+from tasks.champion.bundle.unsound import BundleUnsound
+from tasks.measure.latency.recount import recount
+from tasks.measure.metrics.kept_metric import kept_metric
+from tasks.trials.judge_on_samples import (
+    JudgedData,
+    confirmed_of,
+    figures_of,
+    judge_beside,
+    measured_of,
+    with_confidence,
+)
+from validators.calibration.judge import conclude
+from validators.errors import JobError
+from validators.gates.catalog import judge_gates
+from validators.gates.verdict_rules import confidence_of_each, overall
+from validators.job.job import Job
+from validators.job.read_job import parse_job
+from validators.records.artifact_paths import CONFIRMED
+from validators.records.bundle import BUNDLE_FORMAT, EvidenceRecord
+from validators.records.latencies import Latency, point_labels
+from validators.records.measurements import Accuracy
+from validators.records.run import Trial
+from validators.records.verdicts import Verdict
+
+# Sums may be added in another order on another processor.
+TOLERANCE = 1e-9
+_EXACT = ("outcome", "bound", "direction", "confidence", "n", "method", "counted", "disturbed")
+_ROUNDED = ("value", "low", "high")
+
+
+@dataclass(frozen=True)
+class VerifiedPart:
+    """A part of a bundle, and what was found of it; `is_sound` is None for what cannot be computed from a bundle."""
+
+    part: str
+    is_sound: bool | None
+    told: str
+
+
+def verify(bundle: Path, *, key: str | None = None, artifacts: Path | None = None) -> tuple[VerifiedPart, ...]:
+    """Verify a bundle: the zip, or the folder of a promoted version that has one.
+
+    `key` is the public key in PEM that must have signed it; `artifacts` a folder with the files that it is about. The first
+    part that makes the rest meaningless ends the verification.
+    """
+    if bundle.is_dir():
+        found = next((path for path in (bundle / FILE, bundle / "artifacts" / FILE) if path.exists()), None)
+        if found is None:
+            return (VerifiedPart("archive", False, f"found no {FILE} in {bundle}"),)
+        variant = found.with_name("variant")
+        bundle, artifacts = found, artifacts or (variant if variant.is_dir() else None)
+    parts: list[VerifiedPart] = []
+    try:
+        parts.extend(_parts(bundle, key, artifacts))
+    except BundleUnsound as error:
+        parts.append(VerifiedPart(error.part, False, error.reason))
+    except OSError as error:
+        parts.append(VerifiedPart("archive", False, f"{bundle}: {error.strerror or error}"))
+    return tuple(parts)
+
+
+def is_sound(parts: tuple[VerifiedPart, ...]) -> bool:
+    """Return True if no part failed."""
+    return all(part.is_sound is not False for part in parts)
+
+
+def _parts(bundle: Path, key: str | None, artifacts: Path | None) -> Iterator[VerifiedPart]:
+    members = read_archive(bundle)
+    for name in (RECORD, STATEMENT):
+        if name not in members:
+            raise BundleUnsound(name, "the member is missing")
+    record = read_record(members[RECORD])
+    _check_members(members)
+    signed = check_statement(members[STATEMENT], statement_of(record, members), record.signer, key)
+    yield VerifiedPart("archive", True, f"{len(members)} members, each with the digest of the statement")
+    if signed:
+        whose = "the given key" if key else "the key in the bundle, which nobody vouches for"
+        yield VerifiedPart("signature", True, f"by {whose}, {signed[:16]}")
+    elif key:
+        raise BundleUnsound("signature", "found none; expected one of the given key")
+    else:
+        yield VerifiedPart("signature", None, "unsigned: the bundle may have been made by anyone")
+    yield _calibration(record)
+    if record.manifest:
+        yield _artifacts(record, artifacts)
+    if record.trial is None:
+        yield VerifiedPart("verdicts", None, "no candidate passed, so there are no figures of a winner")
+        return
+    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+        for name, content in members.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        yield from _Verification(record, Path(folder), members).parts()
+
+
+def read_record(content: bytes) -> EvidenceRecord:
+    """Read a record.
+
+    Raises:
+        BundleUnsound: it is none, or one of a later format.
+    """
+    try:
+        document = json.loads(content)
+        if document.get("format") != BUNDLE_FORMAT:
+            raise BundleUnsound(RECORD, f"found format {document.get('format')!r}; expected {BUNDLE_FORMAT}")
+        return TypeAdapter(EvidenceRecord).validate_python(document)
+    except (ValueError, ValidationError, AttributeError) as error:
+        if isinstance(error, BundleUnsound):
+            raise
+        raise BundleUnsound(RECORD, f"found no record: {' '.join(str(error).split())[:300]}") from error
+
+
+def _check_members(members: Mapping[str, bytes]) -> None:
+    """Compare each member with its digest in the statement, so that the error names the member."""
+    import base64
+
+    try:
+        payload = json.loads(base64.b64decode(json.loads(members[STATEMENT])["payload"], validate=True))
+        told = {one["name"]: one["digest"]["sha256"] for one in payload["predicate"]["runDetails"]["byproducts"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleUnsound(STATEMENT, f"found no statement: {error!r}") from error
+    for name in sorted(told.keys() | members.keys() - {STATEMENT}):
+        if name not in members:
+            raise BundleUnsound(name, "the member is missing")
+        if name not in told:
+            raise BundleUnsound(name, "the statement does not name this member")
+        if hashlib.sha256(members[name]).hexdigest() != told[name]:
+            raise BundleUnsound(name, "its digest is not that of the statement")
+
+
+def _calibration(record: EvidenceRecord) -> VerifiedPart:
+    outcome, checks = conclude(record.calibration.checks), len(record.calibration.checks)
+    if outcome != record.calibration.outcome:
+        raise BundleUnsound("calibration", f"found {record.calibration.outcome}; its {checks} checks give {outcome}")
+    return VerifiedPart("calibration", True, f"{outcome} by {checks} checks, whose data is not in the bundle")
+
+
+def _artifacts(record: EvidenceRecord, artifacts: Path | None) -> VerifiedPart:
+    files: dict[str, str] = json.loads(record.manifest)["files"]
+    if artifacts is None:
+        return VerifiedPart("artifacts", None, f"not here: {', '.join(sorted(files))}")
+    found = {path.name for path in artifacts.iterdir()}
+    for name in sorted(files.keys() | found):
+        if name not in files or name not in found:
+            raise BundleUnsound(
+                f"artifact {name}", "it is missing" if name in files else "the manifest does not name it"
+            )
+        with (artifacts / name).open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != files[name]:
+                raise BundleUnsound(f"artifact {name}", "its digest is not that of the manifest")
+    return VerifiedPart("artifacts", True, f"{len(files)} files, each with the digest of the manifest")
+
+
+class _Verification:
+    """Computation of a winner's verdicts from the members of a bundle, which lie in a folder."""
+
+    def __init__(self, record: EvidenceRecord, folder: Path, members: Mapping[str, bytes]) -> None:
+        assert record.trial is not None and record.baseline is not None
+        self.record, self._folder, self._members = record, folder, members
+        self.trial = self._located(record.trial)
+        self.job = self._job()
+        self.computed: dict[str, Verdict] = {}
+
+    def parts(self) -> Iterator[VerifiedPart]:
+        """Yield each latency and each verdict, and last the outcome of all together."""
+        try:
+            self._compute()
+        except (ValueError, KeyError, IndexError, TypeError, OSError, AssertionError) as error:
+            if isinstance(error, BundleUnsound):
+                raise
+            raise BundleUnsound("samples", f"they give no figures: {type(error).__name__} {error}"[:300]) from error
+        recorded = {verdict.gate: verdict for verdict in self.trial.verdicts}
+        for gate in self.computed.keys() - recorded.keys():
+            raise BundleUnsound(f"verdict {gate}", "the samples give it, and the record has none")
+        for gate, verdict in recorded.items():
+            yield self._compared(gate, verdict)
+        yield self._outcome(recorded)
+
+    def _compared(self, gate: str, verdict: Verdict) -> VerifiedPart:
+        again = self.computed.get(gate)
+        if again is None:
+            return VerifiedPart(f"verdict {gate}", None, f"{verdict.outcome}, as recorded: a bundle cannot compute it")
+        for name in (*_EXACT, *_ROUNDED):
+            ours, theirs = getattr(again, name), getattr(verdict, name)
+            same = ours == theirs if name in _EXACT else _is_close(ours, theirs)
+            if not same:
+                raise BundleUnsound(f"verdict {gate}", f"found {name} {theirs}; the samples give {ours}")
+        equal = "bit for bit" if again == verdict else f"within {TOLERANCE:g}"
+        return VerifiedPart(f"verdict {gate}", True, f"{verdict.outcome}, {_told(verdict)}, equal {equal}")
+
+    def _outcome(self, recorded: Mapping[str, Verdict]) -> VerifiedPart:
+        missing = sorted(set(self.record.required) - recorded.keys())
+        outcome = overall(tuple(recorded.values()))
+        if outcome != self.trial.outcome or (outcome == "passed" and missing):
+            reason = f"found {self.trial.outcome}; the verdicts give {outcome}"
+            raise BundleUnsound("verdicts", reason + (f", and {', '.join(missing)} is missing" if missing else ""))
+        return VerifiedPart("verdicts", True, f"{self.trial.candidate} {outcome}, {len(recorded)} verdicts")
+
+    def _compute(self) -> None:
+        trial, job = self.trial, self.job
+        assert trial.accuracy and trial.variant
+        data = self._judged_data()
+        place = point_labels(trial.latencies)[0] if trial.latencies else ""
+        if self.record.rows_left_out:
+            self._add(judge_gates(measured_of(data, trial, None), place))
+            return
+        answers = figures_of(data, trial.accuracy, data.selection, job.gates.confidence)
+        self._add(judge_gates(measured_of(data, trial, answers), place))
+        if trial.confirmed:
+            confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
+            measured, _ = confirmed_of(data, trial, confidence)
+            confirmed = trial.confirmed
+            measured = replace(measured, latency=confirmed.latency, beside_fp16=confirmed.beside_fp16)
+            self._add(judge_gates(measured, CONFIRMED, confirming=True))
+        if trial.beside_champion:
+            self._add((judge_beside(data, trial, trial.beside_champion, self.record.source.digest),))
+
+    def _add(self, verdicts: tuple[Verdict, ...]) -> None:
+        self.computed |= {verdict.gate: verdict for verdict in verdicts}
+
+    def _job(self) -> Job:
+        try:
+            job = parse_job(self.record.job, base=Path())
+        except JobError as error:
+            raise BundleUnsound("job", str(error)) from error
+        # A recovered candidate was judged at a stricter confidence than the job's.
+        told = next((one.confidence for one in self.trial.verdicts if one.gate == "drop"), None)
+        return with_confidence(job, told) if told is not None and told > job.gates.confidence else job
+
+    def _judged_data(self) -> JudgedData:
+        baseline = self.record.baseline
+        assert baseline is not None
+        slices = {name: self._array(slice_member(index)) for index, name in enumerate(self.record.slices)}
+        return JudgedData(
+            self.job,
+            self._accuracy(baseline),
+            self.record.baseline_bytes,
+            self._array(CONFIRMATION),
+            slices,
+            clusters=self._array(CLUSTERS) if self.record.has_clusters else None,
+            kept_metric=kept_metric(self.job),
+        )
+
+    def _array(self, name: str) -> np.ndarray:
+        array: np.ndarray = np.load(self._path(Path(name)), allow_pickle=False)
+        return array
+
+    def _path(self, path: Path) -> Path:
+        if path.as_posix() not in self._members:
+            raise BundleUnsound(path.as_posix(), "the record names it, and the member is missing")
+        return self._folder / path
+
+    def _accuracy(self, accuracy: Accuracy) -> Accuracy:
+        left_out = self.record.rows_left_out
+        return replace(
+            accuracy,
+            scores_path=accuracy.scores_path if left_out else self._path(accuracy.scores_path),
+            finite_path=self._path(accuracy.finite_path),
+            noise_path=self._path(accuracy.noise_path) if accuracy.noise_path else None,
+        )
+
+    def _located(self, trial: Trial) -> Trial:
+        """Return the trial with the members' files, and each latency computed from its times."""
+        job_confidence = float(self.record.job.get("gates", {}).get("confidence", 0.95))
+        share = self.record.job.get("confirmation", {}).get("candidates", 1)
+        confirmed, champion = trial.confirmed, trial.beside_champion
+
+        def latency(one: Latency, confidence: float = job_confidence) -> Latency:
+            return self._latency(one, confidence)
+
+        if confirmed:
+            each = confidence_of_each(job_confidence, share)
+            confirmed = replace(
+                confirmed,
+                latency=latency(confirmed.latency, each) if confirmed.latency else None,
+                beside_fp16=latency(confirmed.beside_fp16, each) if confirmed.beside_fp16 else None,
+            )
+        if champion:
+            champion = replace(champion, accuracy=self._accuracy(champion.accuracy), latency=latency(champion.latency))
+        return replace(
+            trial,
+            accuracy=self._accuracy(trial.accuracy) if trial.accuracy else None,
+            latencies=tuple(map(latency, trial.latencies)),
+            beside_fp16=latency(trial.beside_fp16) if trial.beside_fp16 else None,
+            beside_champion=champion,
+            confirmed=confirmed,
+        )
+
+    def _latency(self, latency: Latency, confidence: float) -> Latency:
+        name = latency.samples_path.as_posix()
+        located = replace(latency, samples_path=self._path(latency.samples_path))
+        try:
+            again = recount(located, confidence)
+        except (ValueError, KeyError, IndexError, OSError) as error:
+            raise BundleUnsound(name, f"it holds no times of a comparison: {error}") from error
+        for field in fields(Latency):
+            ours, theirs = getattr(again, field.name), getattr(located, field.name)
+            if ours != theirs and not _is_close(ours, theirs):
+                raise BundleUnsound(name, f"found {field.name} {theirs}; its times give {ours}")
+        return again
+
+
+def _is_close(ours: Any, theirs: Any) -> bool:
+    """Return True if two numbers, or two records of numbers, differ by rounding alone."""
+    if hasattr(ours, "__dataclass_fields__") and type(ours) is type(theirs):
+        return all(_is_close(getattr(ours, one.name), getattr(theirs, one.name)) for one in fields(ours))
+    if not isinstance(ours, float | int) or not isinstance(theirs, float | int):
+        return bool(ours == theirs)
+    return (math.isnan(ours) and math.isnan(theirs)) or math.isclose(ours, theirs, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def _told(verdict: Verdict) -> str:
+    if verdict.value is None:
+        return "no value"
+    relation = "at most" if verdict.direction == "at_most" else "at least"
+    return f"{verdict.value:.6g}, {relation} {verdict.bound:.6g}"

@@ -1,0 +1,126 @@
+"""Step 8: the evidence of a run as one sealed file, before anything is promoted on its word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from tasks.champion.bundle.archive import write_archive
+from tasks.champion.bundle.contents import Members, add_samples, installed_digest, lock_digests, sealed_members
+from tasks.champion.bundle.statement import signer_here
+from tasks.champion.manifest import manifest_of
+from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.run.context import Run, log
+from tasks.run.step import step
+from tasks.storage.product import Product
+from validators.digests import digest_values
+from validators.records.artifact_paths import EVIDENCE
+from validators.records.bundle import CalibrationFacts, CodeFacts, DataFacts, EvidenceRecord, SourceFacts
+from validators.records.measurements import Accuracy
+from validators.records.run import CalibrationVerdict, DataFile, Inventory, Source, Trial
+from validators.records.verdicts import SignOff
+from validators.samples.run_inputs import RunInputs
+from validators.source_code import OURS
+
+# Versions that may change a figure by rounding.
+_COMPUTING = ("numpy", "scipy")
+
+
+@step("seal the evidence")
+def seal_evidence(
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    calibration: CalibrationVerdict,
+    mlflow_run_id: str,
+    *,
+    baseline: Accuracy | None = None,
+    best: Trial | None = None,
+    required: Iterable[str] = (),
+    sign_off: SignOff | None = None,
+) -> Path:
+    """Write the bundle of a run, upload it to its MLflow run, and return the file in the store.
+
+    `best` is the winner, or the best that was compared with the champion. Without a key in the environment it is unsigned.
+
+    Raises:
+        JobError: the signing key cannot be read, or the signing command fails.
+        InfrastructureError: MLflow does not answer.
+    """
+    with run.clock.work("seal the evidence"):
+        signer, members = signer_here(), Members()
+        evidence = run_inputs.evidence
+        record = EvidenceRecord(
+            job=run.job.as_run(run_inputs.source.name, run_inputs.source.version, inventory.absent),
+            source=_source(run_inputs.source),
+            data={"calibration": _data(evidence.calibration.file), "evaluation": _data(evidence.evaluation.file)},
+            inventory=inventory,
+            code=_code(),
+            calibration=CalibrationFacts(calibration.outcome, calibration.checks, calibration.figures),
+            run_id=mlflow_run_id,
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        if best is not None and baseline is not None and best.variant and best.accuracy:
+            record = _with_winner(run, run_inputs, inventory, members, record, baseline, best, required, sign_off)
+        content = sealed_members(members, record, signer)
+        key = (digest_values(*[(name, content[name].hex()) for name in sorted(content)]),)
+        path, _ = run.store.make(Product("evidence", key, Path, partial(write_archive, content)))
+        with connect(run.tracking_uri) as client:
+            registry_call(client.log_artifact, mlflow_run_id, str(path), str(Path(EVIDENCE).parent))
+    log.info("evidence: %s members, %s", len(content), "signed" if signer else "unsigned")
+    return path
+
+
+def _with_winner(
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    members: Members,
+    record: EvidenceRecord,
+    baseline: Accuracy,
+    best: Trial,
+    required: Iterable[str],
+    sign_off: SignOff | None,
+) -> EvidenceRecord:
+    """Return the record with the winner's figures, whose files are added to the members."""
+    assert best.variant and best.accuracy
+    # Rows of a function that returns one number are the outputs and labels themselves.
+    with_rows = not run.job.metric_is_function or np.load(best.accuracy.scores_path, mmap_mode="r").shape[1] == 1
+    samples = run_inputs.evidence.evaluation
+    slices, has_clusters = add_samples(members, run_inputs.evidence.confirmation, samples.slices, samples.clusters)
+    sizes = {point.batch_size for point in run.job.measurement.points}
+    manifest = manifest_of(run_inputs, inventory, best.variant, best.saturation, sizes)
+    return replace(
+        record,
+        baseline=members.accuracy(baseline, "baseline", with_rows=with_rows),
+        baseline_bytes=model_bytes(run_inputs.source.onnx_path),
+        trial=members.trial(best, with_rows=with_rows),
+        required=tuple(sorted(required)),
+        sign_off=sign_off,
+        manifest=json.dumps(manifest, indent=1),
+        rows_left_out=not with_rows,
+        slices=slices,
+        has_clusters=has_clusters,
+    )
+
+
+def _source(source: Source) -> SourceFacts:
+    return SourceFacts(source.uri, source.name, source.version, source.digest)
+
+
+def _data(file: DataFile) -> DataFacts:
+    return DataFacts(file.uri, file.digest, file.rows)
+
+
+def _code() -> CodeFacts:
+    versions = {name: metadata.version(name) for name in _COMPUTING}
+    digest = OURS.digest(OURS.modules["flows.quantize"])
+    return CodeFacts(metadata.version("quantgate"), digest, lock_digests(), installed_digest(), versions)

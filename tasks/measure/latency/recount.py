@@ -1,0 +1,52 @@
+"""A latency computed again from its raw times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate
+from validators.records.latencies import Latency
+from validators.records.measurements import Estimate
+
+
+def recount(latency: Latency, confidence: float) -> Latency:
+    """Return a latency with the figures that its raw times give: percentiles, counts, and the speedup with its bounds.
+
+    Load times, memory, energy, throughput and conditions are not in that file, and stay as they were recorded; so does the
+    disturbance, which leaves the speedup without bounds.
+
+    Raises:
+        ValueError, KeyError, OSError: the file is none of a comparison.
+    """
+    with np.load(latency.samples_path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    launch, base, variant = arrays["launch"], arrays["baseline"], arrays["variant"]
+    medians = [_medians(arrays[side], arrays[f"{side}_block"], len(launch)) for side in ("baseline", "variant")]
+    ratios = medians[0] / medians[1]
+    by_launch = [ratios[launch == index].tolist() for index in range(int(launch.max()) + 1)]
+    disturbed = bool(latency.disturbance)
+    speedup = Estimate(central_ratio(by_launch)) if disturbed else ratio_estimate(by_launch, confidence)
+    return replace(
+        latency,
+        p50_ms=float(np.median(variant)),
+        p95_ms=percentile(variant, 0.95),
+        p99_ms=percentile(variant, 0.99),
+        count=len(variant),
+        baseline_p50_ms=float(np.median(base)),
+        baseline_p95_ms=percentile(base, 0.95),
+        baseline_p99_ms=percentile(base, 0.99),
+        speedup=speedup,
+        pairs=len(launch),
+        launches=int(launch.max()) + 1,
+        requests=int(arrays["requests"]),
+    )
+
+
+def _medians(samples: np.ndarray, block: np.ndarray, count: int) -> np.ndarray:
+    if samples.ndim != 1 or samples.shape != block.shape or not (np.isfinite(samples) & (samples > 0)).all():
+        raise ValueError("found times that are no positive numbers, one for each index of a block")
+    if sorted(set(block.tolist())) != list(range(count)):
+        raise ValueError(f"found blocks {sorted(set(block.tolist()))[:5]}...; expected 0 to {count - 1}")
+    return np.array([np.median(samples[block == index]) for index in range(count)])

@@ -1,0 +1,83 @@
+"""The record of an evidence bundle: a run's inputs, the figures that judged its winner, and what was promoted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from validators.records.measurements import Accuracy
+from validators.records.run import Check, Inventory, Trial
+from validators.records.verdicts import SignOff
+
+BUNDLE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """The source of a run: address, name and version in the registry, and digest."""
+
+    uri: str
+    name: str
+    version: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """A data file: its origin if it was fetched, digest and number of samples."""
+
+    uri: str | None
+    digest: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """The code of a run: quantgate's version, the digest of its sources, digests of lock files and of installed versions."""
+
+    version: str
+    digest: str
+    locks: dict[str, str]
+    installed: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """The calibration verdict with its checks and figures, without its page."""
+
+    outcome: str
+    checks: tuple[Check, ...]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class EvidenceRecord:
+    """The content of `record.json`; paths in its records are names of members.
+
+    `job` has the candidates by name and the source by version. `trial` is the winner, or the best that was compared with the
+    champion; None if nothing passed. `required` names the verdicts that promotion demands, `manifest` is the text that
+    consumers check files against. `rows_left_out`: the rows of the user's metric hold outputs and labels, and stayed where they
+    are. `signer` is the public key in PEM, or empty.
+    """
+
+    job: dict[str, Any]
+    source: SourceFacts
+    data: dict[str, DataFacts]
+    inventory: Inventory
+    code: CodeFacts
+    calibration: CalibrationFacts
+    run_id: str
+    finished_at: str
+    baseline: Accuracy | None = None
+    baseline_bytes: int = 0
+    trial: Trial | None = None
+    required: tuple[str, ...] = ()
+    sign_off: SignOff | None = None
+    manifest: str = ""
+    rows_left_out: bool = False
+    slices: tuple[str, ...] = ()
+    has_clusters: bool = False
+    signer: str = ""
+    format: int = BUNDLE_FORMAT
+    notes: tuple[str, ...] = field(default=())
