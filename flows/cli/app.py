@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -22,6 +22,7 @@ from flows.cli import look, service, verify
 from flows.cli import run as runs
 from flows.cli.console import command, documents_only, fail
 from validators.errors import EXIT_BAD_INPUT, JobError
+from validators.records.answer import CommandAnswer
 
 # Shorter than typer's own texts, so that the list of commands fits on a screen.
 _SHORT = {
@@ -83,7 +84,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-GROUPS = {
+GROUPS: dict[str, tuple[Callable[..., CommandAnswer | None], ...]] = {
     "Jobs": (
         runs.demo,
         look.init,

@@ -42,6 +42,7 @@ ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 # Packages that consumers get with a version.
 RUNTIMES = Path(__file__).parents[1] / "runtimes"
 ENGINE_PACKAGE, DECODER_PACKAGE = RUNTIMES / "trt_engine", RUNTIMES / "openvino_decoder"
+EVIDENCE_PACKAGE = Path(__file__).with_name("evidence_check")
 
 
 def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:
@@ -153,11 +154,12 @@ def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
         return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
-def _packages(variant: Variant) -> list[str] | None:
-    """Return the folders of the packages that open a variant in the consumer."""
-    if variant.engine:
-        return [str(ENGINE_PACKAGE)]
-    return [str(DECODER_PACKAGE)] if variant.session.provider == OPENVINO_DECODER else None
+def _packages(variant: Variant) -> list[str]:
+    """Return the folders of the packages that check the evidence, and open a variant, in the consumer."""
+    opener = (
+        ENGINE_PACKAGE if variant.engine else DECODER_PACKAGE if variant.session.provider == OPENVINO_DECODER else None
+    )
+    return [str(EVIDENCE_PACKAGE), *([str(opener)] if opener else [])]
 
 
 def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:

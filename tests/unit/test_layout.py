@@ -170,11 +170,16 @@ def test_what_consumers_get_needs_nothing_of_ours(folder: str) -> None:
     assert {name.partition(".")[0] for name in outside} - sys.stdlib_module_names == SHIPPED[folder]
 
 
-def test_the_consumer_of_engines_imports_its_package_alone() -> None:
+def test_the_check_of_evidence_needs_cryptography_alone() -> None:
+    found = {name.partition(".")[0] for path in modules("tasks/champion/evidence_check") for name in imports(path)}
+    assert found - sys.stdlib_module_names == {"cryptography"}
+
+
+def test_the_consumer_of_engines_imports_its_packages_alone() -> None:
     names = {
         name.partition(".")[0] for name in imports(ROOT / "tasks" / "champion" / "consumer" / "consumer_tensorrt.py")
     }
-    assert names - sys.stdlib_module_names == {"mlflow", "numpy", "trt_engine"}
+    assert names - sys.stdlib_module_names == {"mlflow", "numpy", "trt_engine", "evidence_check"}
 
 
 def test_flows_define_no_records_and_no_tasks() -> None:

@@ -90,7 +90,8 @@ class Gate(GateFacts):
     `is_required` says whether promotion demands this verdict. It reads only the job and the candidate name, so that a skipped
     measurement cannot pass. `evidence` is the artifact in the candidate's MLflow run that supports the verdict.
     `is_confirmed` means that the winner is judged again, on samples and measurements not used for selection. `is_loss` means
-    that keeping some layers in float may fix a failure.
+    that keeping some layers in float may fix a failure. `from_samples` means that the verdict follows from samples that an
+    evidence bundle keeps; the others follow from figures in its record.
     """
 
     judge: Callable[[Measured], Verdict | None]
@@ -98,6 +99,7 @@ class Gate(GateFacts):
     evidence: str = ""
     is_confirmed: bool = False
     is_loss: bool = False
+    from_samples: bool = False
 
 
 def _drop(answers: AnswerFigures, found: Measured) -> Verdict | None:
@@ -175,6 +177,7 @@ GATES: tuple[Gate, ...] = (
         is_required=lambda job, _: _has_drop(job),
         is_confirmed=True,
         is_loss=True,
+        from_samples=True,
     ),
     Gate(
         "worst_slice",
@@ -186,6 +189,7 @@ GATES: tuple[Gate, ...] = (
         is_required=lambda job, _: _has_drop(job) and bool(job.data.slices) and job.gates.max_slice_drop is not None,
         is_confirmed=True,
         is_loss=True,
+        from_samples=True,
     ),
     Gate(
         "sqnr",
@@ -197,6 +201,7 @@ GATES: tuple[Gate, ...] = (
         is_required=_is_set("min_sqnr_db"),
         is_confirmed=True,
         is_loss=True,
+        from_samples=True,
     ),
     Gate(
         "agreement",
@@ -213,6 +218,7 @@ GATES: tuple[Gate, ...] = (
         "yes or no",
         judge=_answered(lambda answers, _: sanity.judge_finite(answers.newly_bad, answers.samples)),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "same_outputs",
@@ -248,6 +254,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY,
         is_required=lambda job, _: job.gates.speedup_bound(job.target) is not None,
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "speedup_fp16",
@@ -258,6 +265,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY.format(place=BESIDE_FP16),
         is_required=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "coverage",
@@ -375,6 +383,16 @@ def required_gates(job: Job, candidate: str) -> frozenset[str]:
     if job.confirmation.share:
         names |= {f"{PREFIX_CONFIRMED}{gate.name}" for gate in required if gate.is_confirmed}
     return frozenset(names)
+
+
+def is_from_samples(verdict_name: str) -> bool:
+    """Return True if a verdict follows from samples that an evidence bundle keeps.
+
+    >>> is_from_samples("confirmed_drop"), is_from_samples("coverage"), is_from_samples("beats_champion")
+    (True, False, True)
+    """
+    name = verdict_name.removeprefix(PREFIX_CONFIRMED)
+    return name == "beats_champion" or any(gate.from_samples for gate in GATES if gate.name == name)
 
 
 def unit_of(verdict_name: str) -> Unit | None:

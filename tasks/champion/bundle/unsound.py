@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class BundleUnsound(ValueError):
+class BundleUnsound(Exception):
     """A part of a bundle is missing, damaged, or says something else than the rest."""
 
     def __init__(self, part: str, reason: str) -> None:

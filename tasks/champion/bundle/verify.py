@@ -33,7 +33,7 @@ from tasks.trials.judge_on_samples import (
 )
 from validators.calibration.judge import conclude
 from validators.errors import JobError
-from validators.gates.catalog import judge_gates
+from validators.gates.catalog import is_from_samples, judge_gates
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.job import Job
 from validators.job.read_job import parse_job
@@ -128,8 +128,6 @@ def read_record(content: bytes) -> EvidenceRecord:
             raise BundleUnsound(RECORD, f"found format {document.get('format')!r}; expected {BUNDLE_FORMAT}")
         return TypeAdapter(EvidenceRecord).validate_python(document)
     except (ValueError, ValidationError, AttributeError) as error:
-        if isinstance(error, BundleUnsound):
-            raise
         raise BundleUnsound(RECORD, f"found no record: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -189,8 +187,6 @@ class _Verification:
         try:
             self._compute()
         except (ValueError, KeyError, IndexError, TypeError, OSError, AssertionError) as error:
-            if isinstance(error, BundleUnsound):
-                raise
             raise BundleUnsound("samples", f"they give no figures: {type(error).__name__} {error}"[:300]) from error
         recorded = {verdict.gate: verdict for verdict in self.trial.verdicts}
         for gate in self.computed.keys() - recorded.keys():
@@ -209,7 +205,8 @@ class _Verification:
             if not same:
                 raise BundleUnsound(f"verdict {gate}", f"found {name} {theirs}; the samples give {ours}")
         equal = "bit for bit" if again == verdict else f"within {TOLERANCE:g}"
-        return VerifiedPart(f"verdict {gate}", True, f"{verdict.outcome}, {_told(verdict)}, equal {equal}")
+        whence = f"equal {equal} from the samples" if is_from_samples(gate) else "from figures of the record"
+        return VerifiedPart(f"verdict {gate}", True, f"{verdict.outcome}, {_told(verdict)}; {whence}")
 
     def _outcome(self, recorded: Mapping[str, Verdict]) -> VerifiedPart:
         missing = sorted(set(self.record.required) - recorded.keys())

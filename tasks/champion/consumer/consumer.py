@@ -32,6 +32,8 @@ POLICY = "QUANTGATE_MISMATCH"
 THREADS = "QUANTGATE_THREADS"
 # Environment variable with a folder for models that OpenVINO compiled. Its files are not checked: nobody else may write to it.
 CACHE = "QUANTGATE_CACHE"
+# Environment variable that demands signed evidence; see the package `evidence_check` beside this file.
+EVIDENCE = "QUANTGATE_REQUIRE_EVIDENCE"
 
 
 def _refuses() -> bool:
@@ -601,6 +603,10 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
             RuntimeError: a file differs from the approved one, another provider would run the model, a library of custom
                 operators is missing, or version or device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
+        if os.environ.get(EVIDENCE):
+            from evidence_check.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
+
+            require_evidence(context.artifacts)
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])

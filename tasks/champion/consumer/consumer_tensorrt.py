@@ -10,6 +10,7 @@ whose keys `trt_engine.load` describes.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ class EngineChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defin
                 QUANTGATE_MISMATCH=refuse, or it cannot be built or loaded here.
             ImportError: TensorRT is missing.
         """
+        if os.environ.get("QUANTGATE_REQUIRE_EVIDENCE"):
+            from evidence_check.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
+
+            require_evidence(context.artifacts)
         # Imported here: MLflow also runs this file at registration, where the package is not on the path.
         from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this runs
 

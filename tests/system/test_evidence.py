@@ -1,0 +1,288 @@
+"""Evidence of real runs: bundles verify where few packages are, and each change of one is found."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tiny
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from driving import environment, register_models, run_jobs, write_job
+from packages import linked
+
+from tasks.champion.bundle.archive import archived, read_archive
+from tasks.champion.bundle.statement import KEY_FILE, RECORD, STATEMENT, Signer, sealed, statement_of
+from tasks.champion.bundle.verify import is_sound, read_record, verify
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+
+
+def write_keys(folder: Path, name: str) -> tuple[Path, str]:
+    """Write a private key; return its path, and the public key."""
+    key = Ed25519PrivateKey.generate()
+    path = folder / f"{name}.key"
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return path, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two signed runs of one model: the second is judged beside the champion of the first, with slices and clusters."""
+    folder = tmp_path_factory.mktemp("evidence")
+    private, public = write_keys(folder, "signer")
+    state = folder / "state"
+    register_models(state, tiny.model.parent)
+    for which, first in (("calibration", 0), ("evaluation", 100_000)):
+        with np.load(getattr(tiny, which)) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        rows = np.arange(len(arrays["x"]))
+        arrays |= {"part": np.where(rows % 3 == 0, "a", "b"), "person": first + rows // 2}
+        np.savez(folder / f"{which}.npz", **arrays)
+    found: dict[str, Any] = {"state": state, "public": public, "private": private}
+    for name, candidate in (("first", "int8-static-minmax-pt"), ("second", "int8-static-minmax-pc")):
+        job = tiny.job(
+            source="models:/tiny/1",
+            target="ort-cpu",
+            candidates=[f"{candidate}@ort-cpu"],
+            gates={"min_speedup": None, "max_size_ratio": None, "max_drop": 0.05},
+        )
+        files = {which: str(folder / f"{which}.npz") for which in ("calibration", "evaluation")}
+        job["data"] = files | {"label": "label", "slices": ["part"], "groups": "person"}
+        call: dict[str, object] = {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))}
+        answer = run_jobs(state, folder / name, [call], **{KEY_FILE: str(private)})[name]
+        assert answer.result is not None, answer.said
+        found[name] = answer.result
+    found["bundles"] = sorted(
+        (state / "mlartifacts").rglob("evidence/evidence.zip"), key=lambda path: path.stat().st_mtime
+    )
+    return found
+
+
+def folder_of_version(runs: dict[str, Any]) -> Path:
+    """Artifacts of the promoted version: `variant` and `evidence.zip`."""
+    (found,) = (runs["state"] / "mlartifacts" / "models").rglob("evidence.zip")
+    return found.parent
+
+
+def changed(bundle: Path, to: Path, members: dict[str, bytes]) -> Path:
+    """The bundle with other members, packed as quantgate packs."""
+    to.write_bytes(archived({**read_archive(bundle), **members}))
+    return to
+
+
+def failed_part(bundle: Path, **how: Any) -> str:
+    """The part at which verification fails."""
+    failed = [part.part for part in verify(bundle, **how) if part.is_sound is False]
+    assert len(failed) == 1, failed
+    return failed[0]
+
+
+def forged(record: dict[str, Any], members: dict[str, bytes], signer: Signer | None = None) -> dict[str, bytes]:
+    """All members with another record and a statement that fits."""
+    found = members | {RECORD: json.dumps(record, indent=1, sort_keys=True).encode()}
+    return found | {STATEMENT: sealed(statement_of(read_record(found[RECORD]), found), signer)}
+
+
+def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
+    """The verdict against the champion among them, by slices and clusters."""
+    assert runs["first"]["outcome"] == "promoted"
+    assert len(runs["bundles"]) == 2
+    for bundle in runs["bundles"]:
+        parts = verify(bundle, key=runs["public"])
+        assert is_sound(parts), [part for part in parts if part.is_sound is False]
+        by_name = {part.part: part for part in parts}
+        assert "bit for bit from the samples" in by_name["verdict confirmed_worst_slice"].told
+        assert "by the given key" in by_name["signature"].told
+    assert by_name["verdict beats_champion"].is_sound is True
+
+
+def test_bundle_verifies_with_few_packages(runs: dict[str, Any], tmp_path: Path) -> None:
+    """In an environment of its own, without a runtime, a server's client or torch, in less than five seconds of processor."""
+    python = linked(tmp_path / "venv", (ROOT / "requirements" / "verify.in").read_text(encoding="utf-8").split())
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    absent = subprocess.run([python, "-c", "import mlflow"], capture_output=True, env=env, check=False)
+    assert b"No module named 'mlflow'" in absent.stderr
+    command = [str(python), "-m", "tasks.champion.bundle", str(runs["bundles"][0])]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sound         verdicts" in done.stdout
+    spoilt = changed(runs["bundles"][0], tmp_path / "spoilt.zip", {"winner/scores.npy": b"x"})
+    again = subprocess.run([*command[:-1], str(spoilt)], capture_output=True, text=True, env=env, check=False)
+    assert again.returncode == 1 and "FAILED        winner/scores.npy" in again.stdout
+
+
+def test_every_flipped_byte_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
+    """Two hundred flips over all members, and as many anywhere; a flip within a member names it."""
+    bundle = runs["bundles"][1]
+    content = bundle.read_bytes()
+    members = read_archive(bundle)
+    with zipfile.ZipFile(bundle) as archive:
+        # A local header has 30 bytes and the name.
+        places = {one.filename: one.header_offset + 30 + len(one.filename) for one in archive.infolist()}
+    rng = np.random.default_rng(0)
+    names = sorted(members)
+    path = tmp_path / "flipped.zip"
+    for index in range(200):
+        name = names[index % len(names)]
+        at = places[name] + int(rng.integers(len(members[name])))
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(flipped)
+        assert failed_part(path) == name
+    for _ in range(200):
+        flipped = bytearray(content)
+        flipped[int(rng.integers(len(content)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(flipped)
+        assert failed_part(path)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_edited_verdict_is_found(runs: dict[str, Any], tmp_path: Path, signed: bool) -> None:
+    """Packed again as it was, and with a statement that fits, which only the samples and the signature tell apart."""
+    members = read_archive(runs["bundles"][0])
+    record = json.loads(members[RECORD])
+    drop = next(verdict for verdict in record["trial"]["verdicts"] if verdict["gate"] == "drop")
+    drop["value"] = drop["high"] = 0.0
+    edited = {RECORD: json.dumps(record, indent=1, sort_keys=True).encode()}
+    assert failed_part(changed(runs["bundles"][0], tmp_path / "a.zip", edited)) == RECORD
+    record["signer"] = ""
+    path = tmp_path / "b.zip"
+    path.write_bytes(archived(forged(record, members)))
+    if signed:
+        assert failed_part(path, key=runs["public"]) == "signature"
+    else:
+        assert failed_part(path) == "verdict drop"
+
+
+def test_removed_sample_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
+    """Also by someone who makes the statement anew."""
+    members = read_archive(runs["bundles"][0])
+    record = json.loads(members[RECORD]) | {"signer": ""}
+    for name, part in (("winner/scores.npy", "samples"), ("latency/point0.npz", "latency/point0.npz")):
+        buffer = io.BytesIO()
+        loaded = np.load(io.BytesIO(members[name]))
+        if name.endswith(".npz"):
+            arrays = {one: loaded[one] for one in loaded.files}
+            np.savez(
+                buffer, **arrays | {"variant": arrays["variant"][:-1], "variant_block": arrays["variant_block"][:-1]}
+            )
+        else:
+            np.save(buffer, loaded[:-1])
+        path = tmp_path / "removed.zip"
+        path.write_bytes(archived(forged(record, members | {name: buffer.getvalue()})))
+        assert failed_part(path) == part
+        assert failed_part(changed(runs["bundles"][0], path, {name: buffer.getvalue()})) == name
+
+
+def test_exchanged_artifact_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "version"
+    shutil.copytree(folder_of_version(runs), folder)
+    told = {part.part: part.is_sound for part in verify(folder, key=runs["public"])}
+    assert told["artifacts"] is True and None not in (told["signature"], told["verdicts"])
+    model = folder / "variant" / "model.onnx"
+    model.write_bytes(model.read_bytes() + b"\0")
+    assert failed_part(folder) == "artifact model.onnx"
+    model.unlink()
+    assert failed_part(folder) == "artifact model.onnx"
+
+
+def test_signature_of_another_key_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the record names that key, as someone would who signs what they forged."""
+    private, public = write_keys(tmp_path, "other")
+    assert failed_part(runs["bundles"][0], key=public) == "signature"
+    members = read_archive(runs["bundles"][0])
+    key = load_pem_private_key(private.read_bytes(), password=None)
+    assert isinstance(key, Ed25519PrivateKey)
+    forgery = forged(json.loads(members[RECORD]) | {"signer": public}, members, Signer(public, key))
+    path = tmp_path / "forged.zip"
+    path.write_bytes(archived(forgery))
+    assert is_sound(verify(path)) and failed_part(path, key=runs["public"]) == "signature"
+
+
+def test_statement_is_what_other_tools_read(runs: dict[str, Any]) -> None:
+    """in-toto's statement with SLSA's predicate; its subject is the promoted file."""
+    envelope = json.loads(read_archive(runs["bundles"][0])[STATEMENT])
+    assert envelope["payloadType"] == "application/vnd.in-toto+json"
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    model = folder_of_version(runs) / "variant" / "model.onnx"
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    assert statement["subject"] == [{"name": "model.onnx", "digest": {"sha256": digest}}]
+    assert (statement["_type"], statement["predicateType"]) == (
+        "https://in-toto.io/Statement/v1",
+        "https://slsa.dev/provenance/v1",
+    )
+    assert statement["predicate"]["buildDefinition"]["externalParameters"]["job"]["source"] == "models:/tiny/1"
+
+
+CONSUMER = """
+import sys
+import mlflow, numpy as np
+model = mlflow.pyfunc.load_model(sys.argv[1])
+print(model.predict({"x": np.load(sys.argv[2])["x"]})["logits"].shape)
+"""
+
+
+def consume(runs: dict[str, Any], evaluation: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    uri = f"sqlite:///{runs['state'] / 'mlflow.db'}"
+    env = environment(runs["state"], MLFLOW_TRACKING_URI=uri) | variables
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        CONSUMER,
+        "models:/tiny-quantized@champion-ort-cpu",
+        str(evaluation),
+    ]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_consumer_can_require_evidence(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
+    public, other = tmp_path / "public.pem", tmp_path / "other.pem"
+    public.write_text(runs["public"])
+    other.write_text(write_keys(tmp_path, "other")[1])
+    wanted = {"QUANTGATE_REQUIRE_EVIDENCE": "1"}
+    good = consume(runs, tiny.evaluation, **wanted, QUANTGATE_EVIDENCE_KEY_FILE=str(public))
+    assert good.returncode == 0, good.stderr[-3000:]
+    for variables, words in (
+        (wanted, "found no QUANTGATE_EVIDENCE_KEY_FILE"),
+        (wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(other)}, "without a signature of the key"),
+        ({"QUANTGATE_REQUIRE_EVIDENCE": "yes"}, "expected 0 or 1"),
+    ):
+        bad = consume(runs, tiny.evaluation, **variables)
+        assert bad.returncode != 0 and words in bad.stderr
+    bundle = folder_of_version(runs) / "evidence.zip"
+    kept = bundle.read_bytes()
+    try:
+        changed(bundle, bundle, {"winner/scores.npy": b"x"})
+        spoilt = consume(runs, tiny.evaluation, **wanted, QUANTGATE_EVIDENCE_KEY_FILE=str(public))
+    finally:
+        bundle.write_bytes(kept)
+    assert spoilt.returncode != 0 and "evidence whose winner/scores.npy has another digest" in spoilt.stderr
+
+
+def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli.app", "verify"]
+    good = subprocess.run([*command, str(runs["bundles"][0])], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert good.returncode == 0 and "nothing failed" in good.stdout, good.stdout + good.stderr
+    spoilt = changed(runs["bundles"][0], tmp_path / "spoilt.zip", {"baseline/finite.npy": b""})
+    bad = subprocess.run([*command, str(spoilt)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert bad.returncode == 1 and "FAILED at baseline/finite.npy" in " ".join(bad.stdout.split())
