@@ -56,6 +56,8 @@ def origin(promoted: Promoted) -> list[str]:
         ("Artifact", f"sha256 `{variant.digest}`, {formats.megabytes(variant.size_bytes)} MB"),
         ("Promoted", f"{promoted.at}, by the run `{promoted.run_id}`{link}"),
     ]
+    if approval.evidence:
+        rows.append(("Evidence", "`evidence.zip` among the artifacts; `quantgate verify` computes these verdicts again"))
     if said := approval.sign_off:
         rows.append(("Approved", shown(str(said))))
     return markdown_table(("What", "Value"), rows)
