@@ -24,7 +24,7 @@ from validators.records.verdicts import Verdict
 from validators.targets import is_on_gpu
 
 # Selects how the pages format a gate's values; they show no number for "yes or no".
-Unit = Literal["drop", "decibels", "ratio", "share", "by method", "number", "yes or no"]
+Unit = Literal["drop", "decibels", "ratio", "share", "milliseconds", "by method", "number", "yes or no"]
 PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
 
 
@@ -132,6 +132,10 @@ def _answered(judge: Callable[[AnswerFigures, Measured], Verdict | None]) -> Cal
 
 def _timed(judge: Callable[[Latency, Measured], Verdict | None]) -> Callable[[Measured], Verdict | None]:
     return lambda found: None if found.latency is None else judge(found.latency, found)
+
+
+def _tail(gate: resource.TailGate) -> Callable[[Measured], Verdict | None]:
+    return _timed(lambda latency, found: resource.judge_tail(gate, latency, found.job.gates))
 
 
 def _beside_fp16(found: Measured) -> Verdict | None:
@@ -266,6 +270,46 @@ GATES: tuple[Gate, ...] = (
         is_required=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
         is_confirmed=True,
         from_samples=True,
+    ),
+    Gate(
+        "p95_ratio",
+        "The ratio of p95 latencies, variant over baseline, in the same launches, by its upper bound.",
+        "ratio",
+        judge=_tail("p95_ratio"),
+        key="max_p95_ratio",
+        evidence=LATENCY,
+        is_required=_is_set("max_p95_ratio"),
+        is_confirmed=True,
+    ),
+    Gate(
+        "p95_ms",
+        "The p95 latency in milliseconds, by its upper bound.",
+        "milliseconds",
+        judge=_tail("p95_ms"),
+        key="max_p95_ms",
+        evidence=LATENCY,
+        is_required=_is_set("max_p95_ms"),
+        is_confirmed=True,
+    ),
+    Gate(
+        "p99_ratio",
+        "The ratio of p99 latencies, variant over baseline, in the same launches, by its upper bound.",
+        "ratio",
+        judge=_tail("p99_ratio"),
+        key="max_p99_ratio",
+        evidence=LATENCY,
+        is_required=_is_set("max_p99_ratio"),
+        is_confirmed=True,
+    ),
+    Gate(
+        "p99_ms",
+        "The p99 latency in milliseconds, by its upper bound.",
+        "milliseconds",
+        judge=_tail("p99_ms"),
+        key="max_p99_ms",
+        evidence=LATENCY,
+        is_required=_is_set("max_p99_ms"),
+        is_confirmed=True,
     ),
     Gate(
         "coverage",

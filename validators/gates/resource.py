@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from validators.gates.verdict_rules import BLOCKS, LAUNCHES, bounded
+from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency
+from validators.records.measurements import Estimate
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
+
+TailGate = Literal["p95_ratio", "p95_ms", "p99_ratio", "p99_ms"]
 
 
 def judge_speedup(latency: Latency, gates: Gates, target: str) -> Verdict | None:
@@ -40,6 +45,45 @@ def _judge_ratio(gate: str, latency: Latency, bound: float | None, confidence: f
     )
 
 
+def judge_tail(gate: TailGate, latency: Latency, gates: Gates) -> Verdict | None:
+    """Judge a high percentile, in milliseconds or as a ratio to the baseline's in the same launches; None without a bound."""
+    percentile, unit = gate.split("_")
+    bound = getattr(gates, f"max_{gate}")
+    if bound is None:
+        return None
+    tail = latency.p95 if percentile == "p95" else latency.p99
+    if tail is None:
+        return unmeasured(gate, "no percentile was measured", bound, "at_most", None)
+    found, requests = tail.ms, tail.requests
+    if unit == "ratio":
+        found, requests = tail.ratio, min(tail.requests, tail.baseline_requests)
+    if found is None and not latency.disturbance:
+        count = math.ceil(tail.needed * latency.launches / latency.pairs)
+        reason = f"a launch has {requests} requests, {percentile} needs {tail.needed}: set `measurement.block_count: {count}`"
+        verdict = unmeasured(gate, reason, bound, "at_most", None)
+        return replace(verdict, n=requests, samples_needed=tail.needed, counted=REQUESTS)
+    method = f"{percentile} of launches of {requests} requests and more, Student interval of logarithms"
+    show = "{:.3f}x".format if unit == "ratio" else "{:.3g} ms".format
+    return _judge_launches(gate, latency, found, bound, gates.confidence, method, show)
+
+
+def _judge_launches(
+    gate: str,
+    latency: Latency,
+    found: Estimate | None,
+    bound: float,
+    confidence: float,
+    method: str,
+    show: Callable[[float], str],
+) -> Verdict:
+    """Judge a figure that must be small, with an interval over launches; None if a disturbed measurement gave no figure."""
+    if found is None or latency.disturbance:
+        return disturbed(gate, latency.disturbance, bound, "at_most", found.value if found else None)
+    if found.low is None:
+        return unmeasured(gate, "one launch alone gives no interval", bound, "at_most", found.value)
+    return bounded(gate, found, bound, "at_most", confidence, latency.launches, method, show, counted=LAUNCHES)
+
+
 def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
     """Judge the load time of the session, as a ratio to the baseline's; None if the job sets no bound."""
     bound, ratio = gates.max_load_ratio, latency.load_ratio
@@ -47,21 +91,8 @@ def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
         return None
     if ratio is None:
         return unmeasured("load_ratio", "no loading time was measured", bound, "at_most", None)
-    if latency.disturbance:
-        return disturbed("load_ratio", latency.disturbance, bound, "at_most", ratio.value)
-    if ratio.low is None:
-        return unmeasured("load_ratio", "one launch alone gives no interval", bound, "at_most", ratio.value)
-    return bounded(
-        "load_ratio",
-        ratio,
-        bound,
-        "at_most",
-        gates.confidence,
-        latency.launches,
-        "paired launches, Student interval of log ratios",
-        lambda value: f"{value:.2f}x",
-        counted=LAUNCHES,
-    )
+    method = "paired launches, Student interval of log ratios"
+    return _judge_launches("load_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:

@@ -27,9 +27,11 @@ def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "incon
 
 # Units that a verdict counts, and the job key that provides more of them if it is not the evaluation data.
 EVALUATION, BLOCKS, LAUNCHES, PROMPTS = "evaluation samples", "pairs of blocks", "launches", "prompts"
+REQUESTS = "requests in each launch"
 _KEYS = {
     BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
     LAUNCHES: ": raise `measurement.launches`",
+    REQUESTS: ": raise `measurement.block_count`",
     PROMPTS: ": raise `measurement.prompts`",
 }
 

@@ -53,6 +53,15 @@ class Gates(Settings):
     min_speedup_fp16: Ratio | None = None
     """Smallest ratio of the float16 candidate's p50 latency to the variant's, measured in turn on a GPU. The gate does not
     apply to float16 itself, nor to jobs without a float16 candidate."""
+    max_p95_ratio: Ratio | None = None
+    """Largest ratio of the variant's p95 latency to the baseline's, in the same launches, at the first batch size. Every launch
+    needs 130 requests of each side: `measurement.block_count` times `measurement.blocks`."""
+    max_p99_ratio: Ratio | None = None
+    """The same for p99, for which every launch needs 662 requests."""
+    max_p95_ms: Annotated[float, Field(gt=0)] | None = None
+    """Largest p95 latency of the variant, in milliseconds, at the first batch size; 130 requests in every launch."""
+    max_p99_ms: Annotated[float, Field(gt=0)] | None = None
+    """Largest p99 latency of the variant, in milliseconds, at the first batch size; 662 requests in every launch."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
     """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; for FP16, in 16 bits."""
     min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None

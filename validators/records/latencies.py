@@ -67,6 +67,21 @@ class EndToEnd:
 
 
 @dataclass(frozen=True)
+class Tail:
+    """A high percentile of latency, by launches: geometric means over launches of each launch's percentile.
+
+    `ms` is the variant's, in milliseconds; `ratio` is variant over baseline. Each is None if a launch has fewer than `needed`
+    requests of a side that it reads. `requests` and `baseline_requests` count those of the smallest launch.
+    """
+
+    needed: int
+    requests: int
+    baseline_requests: int
+    ms: Estimate | None = None
+    ratio: Estimate | None = None
+
+
+@dataclass(frozen=True)
 class Latency:
     """Latency of a variant at one operating point, measured in turn with the baseline, one request at a time; milliseconds.
 
@@ -76,6 +91,7 @@ class Latency:
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
     that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
+    `p95` and `p99` are the percentiles that gates judge; `p95_ms` and `p99_ms` are those of all requests together.
     Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
     drawn from the evaluation data.
     """
@@ -110,6 +126,8 @@ class Latency:
     conditions: Conditions | None = None
     disturbance: str = ""
     requests: int = 1
+    p95: Tail | None = None
+    p99: Tail | None = None
 
 
 def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:

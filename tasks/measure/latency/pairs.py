@@ -47,6 +47,11 @@ class Pair:
     conditions: tuple[BlockConditions, BlockConditions]
 
     @property
+    def sides(self) -> tuple[Block, Block]:
+        """Both blocks, the baseline's first."""
+        return self.baseline, self.variant
+
+    @property
     def ratio(self) -> float:
         """Speedup of the variant over the baseline."""
         return self.baseline.value_ms / self.variant.value_ms

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.records.latencies import Tail
 from validators.records.measurements import Estimate
 
 Samples = NDArray[np.float64]
@@ -83,6 +84,37 @@ def central_ratio(ratios: Sequence[Sequence[float]]) -> float:
 
 def _launch_logs(ratios: Sequence[Sequence[float]]) -> Samples:
     return np.array([float(np.median(np.log(blocks))) for blocks in ratios])
+
+
+def tail_of(baseline: Sequence[Samples], variant: Sequence[Samples], quantile: float, confidence: float) -> Tail:
+    """Return a percentile of the variant and its ratio to the baseline's, each with one-sided bounds on either side.
+
+    `baseline` and `variant` hold the samples of each launch, float64 `(n,)` in milliseconds. The interval is that of
+    `ratio_estimate`, with the percentile of a launch in place of its median: requests of a launch share its processes, and slow
+    requests come in bursts, so that pooled samples are not independent. The percentile of a launch is the median-unbiased one
+    (R. Hyndman and Y. Fan, "Sample quantiles in statistical packages", The American Statistician 50, 1996, definition 8);
+    numpy's default is too low in a tail. Each launch must support the percentile, see `samples_needed`. Simulation
+    (docs/latency.md) ruled out the jackknife of the pooled percentile.
+
+    A launch with too few requests of a side gives no value; a single launch gives no bounds.
+    """
+    needed = samples_needed(quantile)
+    counts = [min(map(len, launches)) for launches in (baseline, variant)]
+    before, after = (
+        np.array([np.quantile(samples, quantile, method="median_unbiased") for samples in launches])
+        for launches in (baseline, variant)
+    )
+
+    def estimate(values: Samples) -> Estimate:
+        return ratio_estimate([[value] for value in values.tolist()], confidence)
+
+    return Tail(
+        needed=needed,
+        requests=counts[1],
+        baseline_requests=counts[0],
+        ms=estimate(after) if counts[1] >= needed else None,
+        ratio=estimate(after / before) if min(counts) >= needed else None,
+    )
 
 
 def percentile(samples: Samples, quantile: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tasks.measure.latency.disturbance import canary_ratio
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp
 from tasks.measure.latency.process import Kind
-from tasks.measure.latency.ratio import Samples, central_ratio, percentile, ratio_estimate
-from validators.records.latencies import Conditions, EndToEnd, Latency, Throughput
+from tasks.measure.latency.ratio import Samples, central_ratio, percentile, ratio_estimate, tail_of
+from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Throughput
 from validators.records.measurements import Estimate
 
 SIDES = ("baseline", "variant")
@@ -104,6 +104,8 @@ def summarise(
         conditions=_conditions(gathered),
         disturbance=gathered.disturbance,
         requests=gathered.requests,
+        p95=_tail(gathered, 0.95, confidence),
+        p99=_tail(gathered, 0.99, confidence),
     )
 
 
@@ -116,7 +118,7 @@ def save(path: Path, gathered: Gathered) -> None:
         "requests": np.array(gathered.requests),
     }
     for index, name in enumerate(SIDES):
-        blocks = [(pair.baseline, pair.variant)[index] for pair in pairs]
+        blocks = [pair.sides[index] for pair in pairs]
         conditions = [pair.conditions[index] for pair in pairs]
         arrays[name] = np.concatenate([block.samples for block in blocks])
         arrays[f"{name}_block"] = np.repeat(np.arange(len(blocks)), [len(block.samples) for block in blocks])
@@ -128,6 +130,19 @@ def save(path: Path, gathered: Gathered) -> None:
 def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) -> Estimate:
     # Bounds would claim a confidence that a disturbed figure does not have.
     return Estimate(central_ratio(ratios)) if gathered.disturbance else ratio_estimate(ratios, confidence)
+
+
+def _tail(gathered: Gathered, quantile: float, confidence: float) -> Tail:
+    launches = gathered.launches["latency"]
+    baseline, variant = (
+        [np.concatenate([pair.sides[index].samples for pair in launch.pairs]) for launch in launches]
+        for index in (0, 1)
+    )
+    tail = tail_of(baseline, variant, quantile, confidence)
+    if not gathered.disturbance:
+        return tail
+    ms, ratio = (None if found is None else Estimate(found.value) for found in (tail.ms, tail.ratio))
+    return replace(tail, ms=ms, ratio=ratio)
 
 
 def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
@@ -164,7 +179,7 @@ def _energy_mj(gathered: Gathered, index: int) -> float | None:
         if states is None or states[0].energy_j is None or states[1].energy_j is None:
             return None
         spent += 1e3 * (states[1].energy_j - states[0].energy_j)
-        requests += len((pair.baseline, pair.variant)[index].samples)
+        requests += len(pair.sides[index].samples)
     return spent / requests
 
 

@@ -13,6 +13,7 @@ from validators.gates.approval import Approval, NotApproved
 from validators.gates.catalog import GATES, AnswerFigures, Measured, judge_gates, required_gates
 from validators.gates.champion import champion_gates
 from validators.job.job import Job
+from validators.records.latencies import Tail
 from validators.records.measurements import Agreement, Answers, Estimate, Sanity, SliceDrop
 from validators.records.run import Champion, Trial
 
@@ -31,6 +32,10 @@ EVERY_GATE = {
     "max_memory_ratio": 1.5,
     "max_load_ratio": 1.5,
     "max_compile_seconds": 60.0,
+    "max_p95_ratio": 1.2,
+    "max_p99_ratio": 1.2,
+    "max_p95_ms": 5.0,
+    "max_p99_ms": 5.0,
 }
 
 
@@ -49,7 +54,8 @@ def job_of(**changes: Any) -> Job:
 def measured(job: Job) -> Measured:
     """Measurements that pass every gate of `job_of`."""
     answers = Answers("y", "float32", (8, 4))
-    timed = replace(latency(Estimate(1.5, 1.4, 1.6)), load_ratio=Estimate(1.0, 0.9, 1.1))
+    tail = Tail(662, 700, 700, ms=Estimate(2.0, 1.9, 2.1), ratio=Estimate(0.8, 0.7, 0.9))
+    timed = replace(latency(Estimate(1.5, 1.4, 1.6)), load_ratio=Estimate(1.0, 0.9, 1.1), p95=tail, p99=tail)
     return Measured(
         job=job,
         candidate=INT8,

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tasks.measure.latency.ratio import tail_of
 from validators.errors import JobError
 from validators.gates.accuracy import check_gates_can_be_met, judge_drop
 from validators.gates.agreement import estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
-from validators.gates.resource import judge_size, judge_speedup
+from validators.gates.resource import TailGate, judge_size, judge_speedup, judge_tail
 from validators.gates.sanity import judge_finite, judge_sanity
 from validators.gates.verdict_rules import confidence_of_each, overall, samples_to_settle
 from validators.job.job import Confirmation
@@ -79,6 +80,10 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: judge_speedup(latency(Estimate(0.26, 0.25, 0.27)), GATES, "ort-cpu"),
         lambda: judge_speedup(latency(Estimate(1.4, 1.3, 1.5)), GATES, "ort-cpu"),
     ),
+    "p95_ratio": (lambda: tail_verdict("p95_ratio", 0.1), lambda: tail_verdict("p95_ratio", 0.0)),
+    "p95_ms": (lambda: tail_verdict("p95_ms", 0.1), lambda: tail_verdict("p95_ms", 0.0)),
+    "p99_ratio": (lambda: tail_verdict("p99_ratio", 0.03), lambda: tail_verdict("p99_ratio", 0.0)),
+    "p99_ms": (lambda: tail_verdict("p99_ms", 0.03), lambda: tail_verdict("p99_ms", 0.0)),
     "coverage": (
         lambda: judge_coverage(CANDIDATE, coverage(10, 90), GATES),
         lambda: judge_coverage(CANDIDATE, coverage(90, 10), GATES),
@@ -99,6 +104,16 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
     ),
     "champion_device": (lambda: beside_device("Xeon [avx2] x16; o 1"), lambda: beside_device("i5 [avx2] x16; o 1")),
 }
+
+
+def tail_verdict(gate: TailGate, slow: float) -> Verdict | None:
+    """The verdict on a variant as fast as the baseline at p50, of whose requests a share takes twice as long."""
+    rng = np.random.default_rng(3)
+    baseline, variant = (rng.lognormal(0, 0.05, (6, 700)) for _ in range(2))
+    variant = np.where(rng.random(variant.shape) < slow, 2 * variant, variant)
+    p95, p99 = (tail_of(list(baseline), list(variant), quantile, 0.95) for quantile in (0.95, 0.99))
+    gates = Gates(max_p95_ratio=1.1, max_p99_ratio=1.1, max_p95_ms=1.3, max_p99_ms=1.3)
+    return judge_tail(gate, replace(latency(Estimate(1.0)), launches=6, p95=p95, p99=p99), gates)
 
 
 TIMED = Gates(min_time_coverage=0.2)

@@ -12,11 +12,18 @@ from tasks.reporting.measured import measured_facts
 from tasks.trials.judge import rank_passing
 from tasks.trials.measure_latency import with_threads
 from validators.gates.champion import judge_against_champion
-from validators.gates.resource import judge_compilation, judge_load, judge_memory, judge_speedup, judge_speedup_fp16
+from validators.gates.resource import (
+    judge_compilation,
+    judge_load,
+    judge_memory,
+    judge_speedup,
+    judge_speedup_fp16,
+    judge_tail,
+)
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import OperatingPoint
 from validators.job.read_job import parse_job
-from validators.records.latencies import Conditions, EndToEnd, Latency, Throughput
+from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Throughput
 from validators.records.measurements import Estimate
 from validators.records.run import SessionSettings, Trial, Variant
 
@@ -52,6 +59,72 @@ def test_float16_is_a_second_bar() -> None:
     assert judge_speedup_fp16(LATENCY, Gates()) is None
     noisy = judge_speedup_fp16(NOISY, Gates(min_speedup_fp16=0.1))
     assert noisy is not None and noisy.outcome == "inconclusive"
+
+
+TAIL = Tail(662, 700, 800, ms=Estimate(10.0, 9.0, 11.0), ratio=Estimate(1.0, 0.9, 1.1))
+
+
+@pytest.mark.parametrize("percentile", ["p95", "p99"])
+@pytest.mark.parametrize(("unit", "scale"), [("ms", 10.0), ("ratio", 1.0)])
+def test_percentile_is_judged_by_its_interval(percentile: str, unit: str, scale: float) -> None:
+    """0.9 to 1.1 of the scale: beyond 0.8 of it, open at 1, within 1.2; only the percentile of that name counts."""
+    gate: Any = f"{percentile}_{unit}"
+    slow = replace(TAIL, ms=Estimate(99.0, 98.0, 100.0), ratio=Estimate(9.0, 8.0, 10.0))
+    latency = replace(LATENCY, **({"p95": slow, "p99": slow} | {percentile: TAIL}))
+    outcomes = {}
+    for bound in (0.8, 1.0, 1.2):
+        verdict = judge_tail(gate, latency, Gates.model_validate({f"max_{gate}": bound * scale}))
+        assert verdict is not None and (verdict.gate, verdict.direction, verdict.n) == (gate, "at_most", 4)
+        assert verdict.reason == "" or verdict.outcome != "pass"
+        outcomes[bound] = verdict.outcome
+    assert outcomes == {0.8: "fail", 1.0: "inconclusive", 1.2: "pass"}
+    assert judge_tail(gate, latency, Gates()) is None
+
+
+def test_open_percentile_says_how_many_launches_settle_it() -> None:
+    verdict = judge_tail("p99_ms", replace(LATENCY, p99=TAIL), Gates(max_p99_ms=10.5))
+    assert verdict is not None and verdict.outcome == "inconclusive"
+    assert verdict.samples_needed == 37 and verdict.counted == "launches"  # 4 ((1 + z(0.8) / z(0.95)) 1 / 0.5)^2
+    assert "about 37 launches would settle it: raise `measurement.launches`" in verdict.reason
+
+
+@pytest.mark.parametrize(("gate", "requests"), [("p99_ms", 120), ("p99_ratio", 80)])
+def test_percentile_of_too_few_requests_is_inconclusive(gate: Any, requests: int) -> None:
+    """4 launches of 3 blocks each: 221 requests a block make 663 in a launch. The ratio needs them of both sides."""
+    few = replace(LATENCY, p99=Tail(662, 120, 80))
+    verdict = judge_tail(gate, few, Gates.model_validate({f"max_{gate}": 1e9}))
+    assert verdict is not None and (verdict.outcome, verdict.n, verdict.samples_needed) == (
+        "inconclusive",
+        requests,
+        662,
+    )
+    assert verdict.reason == f"a launch has {requests} requests, p99 needs 662: set `measurement.block_count: 221`"
+
+
+def test_absolute_percentile_does_not_need_the_baseline() -> None:
+    """A slow baseline answers fewer requests in its blocks."""
+    latency = replace(LATENCY, p95=Tail(130, 140, 20, ms=Estimate(1.0, 0.9, 1.1)))
+    outcomes = {}
+    for gate in ("p95_ms", "p95_ratio"):
+        verdict = judge_tail(gate, latency, Gates(max_p95_ms=2.0, max_p95_ratio=2.0))
+        assert verdict is not None
+        outcomes[gate] = verdict.outcome
+    assert outcomes == {"p95_ms": "pass", "p95_ratio": "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("latency", "reason"),
+    [
+        (replace(LATENCY, p99=replace(TAIL, ms=Estimate(1.0))), "one launch alone gives no interval"),
+        (replace(NOISY, p99=replace(TAIL, ms=Estimate(1.0))), NOISY.disturbance),
+        (replace(NOISY, p99=Tail(662, 10, 10)), NOISY.disturbance),
+        (LATENCY, "no percentile was measured"),
+    ],
+)
+def test_percentile_without_an_interval_never_passes(latency: Latency, reason: str) -> None:
+    verdict = judge_tail("p99_ms", latency, Gates(max_p99_ms=1e9))
+    assert verdict is not None and (verdict.outcome, verdict.reason) == ("inconclusive", reason)
+    assert verdict.disturbed == bool(latency.disturbance)
 
 
 def test_one_launch_tells_nothing_of_load_times() -> None:
