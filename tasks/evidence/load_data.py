@@ -13,6 +13,7 @@ from tasks.evidence.fetch_data import load_place
 from tasks.evidence.hugging_face import check_context
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.inventory import usable_cores
+from tasks.measure.metrics.drops import check_value_gates
 from tasks.measure.metrics.metric import Metric
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -81,6 +82,7 @@ def _load(run: Run, source: Source) -> Evidence:
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job, feeds.samples)
     _check_agreement_gate(job)
+    check_value_gates(metric, job.gates)
     # Load the user's functions early, so that a fault in them does not end the run late.
     job_hooks(job)
     job_step(job)

@@ -160,6 +160,7 @@ _UNITS: dict[Unit | None, Callable[[float, str], str]] = {
     "decibels": lambda value, _: noise_ratio(value),
     "ratio": lambda value, _: speedup(value),
     "share": lambda value, _: f"{percent(value)} %",
+    "metric": lambda value, metric: metric_value(value, metric),
     "milliseconds": lambda value, _: f"{milliseconds(value)} ms",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr, estimate_value
 from tasks.measure.metrics.metric import Metric, Rows
 from tasks.run.user_functions import job_metric
 from validators.errors import CandidateRefused
@@ -203,6 +203,10 @@ def figures_of(judged_data: JudgedData, accuracy: Accuracy, samples: Mask, confi
     if accuracy.noise_path:
         noise = np.load(accuracy.noise_path)[samples]
         sqnr, sqnr_method = estimate_sqnr(noise, confidence, seed=seed, clusters=_numbered(judged_data, samples))
+    bounds, bounds_method = None, ""
+    gates = judged_data.job.gates
+    if gates.min_metric is not None or gates.max_metric is not None:
+        bounds, bounds_method = estimate_value(metric, after, confidence, seed=seed, clusters=clusters)
     drop, drop_method = None, ""
     slices: tuple[SliceDrop, ...] = ()
     if metric.has_drop:
@@ -228,6 +232,8 @@ def figures_of(judged_data: JudgedData, accuracy: Accuracy, samples: Mask, confi
         sqnr=sqnr,
         sqnr_method=sqnr_method,
         slices=slices,
+        bounds=bounds,
+        bounds_method=bounds_method,
         newly_bad=_newly_bad(judged_data.baseline, accuracy, samples),
     )
 

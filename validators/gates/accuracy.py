@@ -1,4 +1,4 @@
-"""Accuracy gates: the metric drop and the quantization noise, and whether the samples suffice to pass them."""
+"""Accuracy gates: the metric, its drop and the quantization noise, and whether the samples suffice to pass them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from validators.job.job import Confirmation
 from validators.job.job_gates import Gates
 from validators.records.measurements import Estimate
 from validators.records.verdicts import Verdict
+
+MetricGate = Literal["metric_floor", "metric_ceiling"]
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,18 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: st
     return bounded(
         "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
     )
+
+
+def judge_metric(
+    gate: MetricGate, found: Estimate | None, gates: Gates, *, n: int, method: str, counted: str = EVALUATION
+) -> Verdict | None:
+    """Judge the metric itself, without the baseline: pass if its whole interval is within the bound; None without a bound."""
+    bound = gates.min_metric if gate == "metric_floor" else gates.max_metric
+    if bound is None:
+        return None
+    assert found is not None  # it is estimated if a bound is set
+    direction: Literal["at_least", "at_most"] = "at_least" if gate == "metric_floor" else "at_most"
+    return bounded(gate, found, bound, direction, gates.confidence, n, method, "{:.4g}".format, counted=counted)
 
 
 def judge_sqnr(

@@ -24,7 +24,7 @@ from validators.records.verdicts import Verdict
 from validators.targets import is_on_gpu
 
 # Selects how the pages format a gate's values; they show no number for "yes or no".
-Unit = Literal["drop", "decibels", "ratio", "share", "milliseconds", "by method", "number", "yes or no"]
+Unit = Literal["drop", "decibels", "ratio", "share", "milliseconds", "metric", "by method", "number", "yes or no"]
 PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
 
 
@@ -34,7 +34,8 @@ class AnswerFigures:
 
     `rows` counts rows of the metric; each row is one sample or one pair. `units` counts those rows, or their clusters if the
     job names groups; `noise_units` counts samples, or their clusters; `counted` names the unit. `newly_bad` of `samples` have
-    NaN or Inf where the baseline's outputs are finite. `drop` is None for a metric without one.
+    NaN or Inf where the baseline's outputs are finite. `drop` is None for a metric without one. `bounds` is `value` with its
+    interval, if a gate of the job judges it.
     """
 
     rows: int
@@ -51,6 +52,8 @@ class AnswerFigures:
     sqnr_method: str
     slices: tuple[SliceDrop, ...]
     newly_bad: int
+    bounds: Estimate | None = None
+    bounds_method: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,16 @@ def _sqnr(answers: AnswerFigures, found: Measured) -> Verdict | None:
     return accuracy.judge_sqnr(
         answers.sqnr, found.job.gates, n=answers.noise_units, method=answers.sqnr_method, counted=answers.counted
     )
+
+
+def _metric(gate: accuracy.MetricGate) -> Callable[[Measured], Verdict | None]:
+    def judge(answers: AnswerFigures, found: Measured) -> Verdict | None:
+        gates, counted = found.job.gates, answers.counted
+        return accuracy.judge_metric(
+            gate, answers.bounds, gates, n=answers.units, method=answers.bounds_method, counted=counted
+        )
+
+    return _answered(judge)
 
 
 def _sanity(name: str) -> Callable[[Measured], Verdict | None]:
@@ -194,6 +207,28 @@ GATES: tuple[Gate, ...] = (
         is_confirmed=True,
         is_loss=True,
         from_samples=True,
+    ),
+    Gate(
+        "metric_floor",
+        "The metric itself is at least this, by its lower bound; for metrics of which higher values are better.",
+        "metric",
+        judge=_metric("metric_floor"),
+        key="min_metric",
+        evidence=SCORES,
+        is_required=_is_set("min_metric"),
+        is_confirmed=True,
+        is_loss=True,
+    ),
+    Gate(
+        "metric_ceiling",
+        "The metric itself is at most this, by its upper bound; for metrics of which lower values are better.",
+        "metric",
+        judge=_metric("metric_ceiling"),
+        key="max_metric",
+        evidence=SCORES,
+        is_required=_is_set("max_metric"),
+        is_confirmed=True,
+        is_loss=True,
     ),
     Gate(
         "sqnr",

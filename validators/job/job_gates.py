@@ -41,6 +41,11 @@ class Gates(Settings):
     max_slice_drop: Annotated[float, Field(ge=0)] | None = 0.05
     """Largest drop in the worst of the slices that `data.slices` names, with a bound that holds for all of them at once.
     Metrics with units need a number (or null) here too, if the job names slices."""
+    min_metric: float | None = None
+    """Smallest value of the metric itself, for metrics of which higher values are better: 0.75 of accuracy, whatever the
+    baseline has."""
+    max_metric: float | None = None
+    """Largest value of the metric itself, for metrics of which lower values are better, such as `mse` or `wer`."""
     min_sqnr_db: float | None = None
     """Smallest signal-to-quantization-noise ratio of the judged output against the baseline's, in decibels."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95

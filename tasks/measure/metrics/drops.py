@@ -1,14 +1,24 @@
-"""Drop of a variant against the baseline, for any metric."""
+"""Value of any metric with its interval, and its drop against the baseline."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from tasks.measure.metrics.metric import Metric, Rows, Vector, are_scores
 from tasks.measure.metrics.values import decibels_of, noise_share
+from validators.errors import JobError
 from validators.gates.clusters import clustered_drop_interval, worth_naming
-from validators.gates.intervals import Clusters, drop_interval, paired_interval
+from validators.gates.intervals import (
+    LARGEST_UNSEEN_SHARE,
+    Clusters,
+    drop_interval,
+    effective_clusters,
+    paired_interval,
+)
+from validators.job.job_gates import Gates
 from validators.records.measurements import Estimate, Flips
 
 
@@ -30,12 +40,7 @@ def estimate_drop(
     sign = 1.0 if metric.higher_is_better else -1.0
     clusters = worth_naming(clusters)
     if are_scores(baseline):
-        drops = sign * (baseline - variant)[:, 0]
-        return (
-            drop_interval(drops, confidence)
-            if clusters is None
-            else clustered_drop_interval(drops, clusters, confidence)
-        )
+        return _mean_interval(sign * (baseline - variant)[:, 0], confidence, clusters)
 
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
@@ -60,6 +65,73 @@ def estimate_drop(
     )
     high = None if bound.high is None else max(found.high, bound.high)
     return replace(found, high=high), f"{method}; above, wider of it and of a bound without bias"
+
+
+def estimate_value(
+    metric: Metric, rows: Rows, confidence: float, *, seed: int, clusters: Clusters | None = None
+) -> tuple[Estimate, str]:
+    """Return the metric with a one-sided bound on either side, and the method, in the metric's own units.
+
+    `rows` is float64 `(n, k)`; `clusters` groups samples that resemble each other. A mean of scores is judged by its drops from
+    a score of 1, or of 0 where lower is better: for right and wrong answers Tango's upper bound is then that of Wilson's score
+    interval (E. Wilson, J. Am. Statist. Assoc. 22, 1927). Other metrics get the jackknife of `paired_interval`.
+    """
+    clusters = worth_naming(clusters)
+    if are_scores(rows):
+        best, sign = (1.0, 1.0) if metric.higher_is_better else (0.0, -1.0)
+        lost, method = _mean_interval(sign * (best - rows[:, 0]), confidence, clusters)
+        ends = (lost.high, lost.low) if metric.higher_is_better else (lost.low, lost.high)
+        # For perplexity the mean is that of the losses.
+        low, high = (None if end is None else metric.value(np.array([[best - sign * end]])) for end in ends)
+        return Estimate(metric.value(rows), low, high), method
+
+    def without(group_of_row: Clusters, groups: int) -> Vector:
+        assert metric.without is not None
+        return metric.without(rows, group_of_row, groups)
+
+    found, method = paired_interval(
+        np.full_like(rows, math.nan),  # no row counts as unchanged
+        rows,
+        lambda _, drawn: metric.value(drawn),
+        confidence,
+        seed=seed,
+        clusters=clusters,
+        drops_without=without if metric.without else None,
+    )
+    count = len(rows) if clusters is None else effective_clusters(clusters)
+    if found.low is not None and found.low == found.high and (1 - LARGEST_UNSEEN_SHARE) ** count > 1 - confidence:
+        return Estimate(found.value), "none: few samples, all alike"
+    return found, method
+
+
+def check_value_gates(metric: Metric, gates: Gates) -> None:
+    """Check that the job bounds the metric itself on the right side, and that the metric has a value of its own.
+
+    Raises:
+        JobError: `min_metric` is set where lower values are better, or `max_metric` where higher ones are; or the value of the
+            metric depends on the number of samples (`drop_at_most`), so that a bound would hold for that number alone.
+    """
+    fitting, other = ("min_metric", "max_metric") if metric.higher_is_better else ("max_metric", "min_metric")
+    if getattr(gates, other) is not None:
+        better = "higher" if metric.higher_is_better else "lower"
+        raise JobError(
+            found=f"`gates.{other}` with the metric {metric.name!r}, of which {better} values are better",
+            expected=f"`gates.{fitting}`",
+            fix=f"bound the metric by `{fitting}`",
+        )
+    is_biased = metric.drop_at_most is not None
+    if getattr(gates, fitting) is not None and (is_biased or not metric.has_drop):
+        raise JobError(
+            found=f"`gates.{fitting}` with the metric {metric.name!r}",
+            expected="a metric whose value depends neither on the number of samples nor on the baseline",
+            fix=f"remove `{fitting}`; " + ("`max_drop` bounds the rise" if is_biased else "`min_sqnr_db` bounds it"),
+        )
+
+
+def _mean_interval(drops: Vector, confidence: float, clusters: Clusters | None) -> tuple[Estimate, str]:
+    return (
+        drop_interval(drops, confidence) if clusters is None else clustered_drop_interval(drops, clusters, confidence)
+    )
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:

@@ -10,10 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.catalog import Options, named_metric
-from tasks.measure.metrics.drops import count_flips, estimate_drop, estimate_sqnr
+from tasks.measure.metrics.drops import check_value_gates, count_flips, estimate_drop, estimate_sqnr, estimate_value
 from tasks.measure.metrics.text_errors import make_decoder
+from validators.errors import JobError
 from validators.gates.accuracy import judge_sqnr
-from validators.gates.intervals import drop_interval
+from validators.gates.intervals import drop_interval, mean_interval
 from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
@@ -74,6 +75,89 @@ def test_a_worse_model_has_a_positive_drop_beyond_doubt(name: MetricName) -> Non
     flips, back = count_flips(metric, good, bad), count_flips(metric, bad, good)
     assert flips is not None and back is not None
     assert flips.lost > flips.gained and (flips.lost, flips.gained) == (back.gained, back.lost)
+
+
+def test_accuracy_has_the_lower_bound_of_wilson() -> None:
+    """770 of 1,000 right, at 95 % one-sided: (p + z^2 / 2n - z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)."""
+    rows, z = (np.arange(1000) < 770).astype(np.float64)[:, None], 1.6448536
+    found, _ = estimate_value(named_metric("accuracy", OPTIONS), rows, 0.95, seed=1)
+    root = z * math.sqrt(0.77 * 0.23 / 1000 + z**2 / 4e6)
+    assert found.value == pytest.approx(0.77)
+    assert found.low == pytest.approx((0.77 + z**2 / 2000 - root) / (1 + z**2 / 1000), abs=1e-6)
+    assert found.high is not None and 0.77 < found.high < 0.80
+
+
+def test_mean_metrics_keep_their_direction_and_unit() -> None:
+    """An error has the mean's own interval; a perplexity that of the losses, as exp."""
+    losses = np.random.default_rng(2).gamma(4.0, 0.5, 500)
+    low, high = mean_interval(losses, 0.95)
+    for name, show in (("mse", float), ("perplexity", math.exp)):
+        found, _ = estimate_value(named_metric(name, OPTIONS), losses[:, None], 0.95, seed=1)  # type: ignore[arg-type]
+        assert [found.value, found.low, found.high] == pytest.approx([show(losses.mean()), show(low), show(high)])
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1_macro", "auroc", "wer", "mse"])
+def test_value_bounds_hold_their_rate(name: MetricName) -> None:
+    """Of 400 draws of 150 samples from 20,000, each bound is beyond the value of all in 5 %, within four standard errors."""
+    metric, rng = named_metric(name, OPTIONS), np.random.default_rng(7)
+    labels = rng.integers(0, 3, 20_000)
+    if name == "wer":
+        meant = np.array([f"one two three {label}" for label in labels])
+        everything = metric.rows(np.where(rng.random(20_000) < 0.3, "one too", meant), meant, None)
+    elif name == "mse":
+        values = rng.normal(size=20_000)
+        everything = metric.rows((values + rng.normal(size=20_000))[:, None], values, None)
+    else:
+        scores = np.eye(3)[labels] + rng.normal(size=(20_000, 3)) * 0.6
+        everything = metric.rows(scores, labels, None)
+    if name == "auroc":  # its rows are ranks among all samples of a set
+        draws = [rng.choice(20_000, 150, replace=False) for _ in range(400)]
+        rows = [metric.rows(scores[draw], labels[draw], None) for draw in draws]
+    else:
+        rows = [everything[rng.choice(20_000, 150, replace=False)] for _ in range(400)]
+    found = [estimate_value(metric, each, 0.95, seed=1)[0] for each in rows]
+    truth = metric.value(everything)
+    for beyond in (
+        np.mean([one.low is not None and one.low > truth for one in found]),
+        np.mean([one.high is not None and one.high < truth for one in found]),
+    ):
+        assert beyond < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_few_perfect_answers_give_no_bound() -> None:
+    """59 samples without a fault leave out more than 5 % of others at most once in 20 times; fewer say nothing."""
+    metric = named_metric("f1_macro", OPTIONS)
+    for count, low in ((58, None), (60, 1.0)):
+        labels = np.arange(count) % 3
+        found, method = estimate_value(metric, metric.rows(np.eye(3)[labels], labels, None), 0.95, seed=1)
+        assert (found.value, found.low) == (1.0, low), method
+
+
+def test_clustered_values_have_wider_bounds() -> None:
+    rows = np.repeat(np.random.default_rng(4).random(60) < 0.8, 10).astype(np.float64)[:, None]
+    metric = named_metric("accuracy", OPTIONS)
+    alone, grouped = (
+        estimate_value(metric, rows, 0.95, seed=1, clusters=clusters)[0] for clusters in (None, np.arange(600) // 10)
+    )
+    assert alone.low is not None and grouped.low is not None
+    assert alone.value - alone.low < (grouped.value - grouped.low) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "gates", "fix"),
+    [
+        ("accuracy", Gates(max_metric=0.1), "bound the metric by `min_metric`"),
+        ("mse", Gates(min_metric=0.1), "bound the metric by `max_metric`"),
+        ("sqnr", Gates(min_metric=20.0), "remove `min_metric`; `min_sqnr_db` bounds it"),
+        ("ece", Gates(max_metric=0.05), "remove `max_metric`; `max_drop` bounds the rise"),
+    ],
+)
+def test_bound_that_does_not_suit_the_metric_is_refused(name: MetricName, gates: Gates, fix: str) -> None:
+    options = Options(0.0, make_decoder(TextDecoding()), "probabilities")
+    with pytest.raises(JobError) as error:
+        check_value_gates(named_metric(name, options), gates)
+    assert error.value.fix == fix
+    check_value_gates(named_metric("mse", options), Gates(max_metric=0.1))
 
 
 def test_flips_by_hand() -> None:

@@ -126,6 +126,16 @@ def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None
     assert size.value == pytest.approx(0.26)
 
 
+@pytest.mark.parametrize(("count", "outcome"), [(800, "passed"), (770, "inconclusive"), (700, "failed")])
+def test_metric_is_judged_beside_its_floor(bench: Bench, count: int, outcome: str) -> None:
+    """A baseline as bad does not help: the drop is 0 in every case."""
+    job = make_job(gates=GATES | {"min_metric": 0.76})
+    judged = judge(job, good_trial(bench.accuracy(right(count))), bench.accuracy(right(count)))
+    assert judged.outcome == outcome and outcomes(judged)["drop"] == "pass"
+    (verdict,) = [one for one in judged.verdicts if one.gate == "metric_floor"]
+    assert (verdict.value, verdict.n, verdict.direction) == (count / N, N, "at_least")
+
+
 def simulated(trial: Trial) -> Trial:
     assert trial.variant is not None
     return replace(trial, variant=replace(trial.variant, proof="simulated"), latencies=())

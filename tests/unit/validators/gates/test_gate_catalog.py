@@ -22,6 +22,8 @@ NO_DROP = Estimate(0.0, -0.01, 0.01)
 EVERY_GATE = {
     "max_drop": 0.02,
     "max_slice_drop": 0.05,
+    "min_metric": 0.8,
+    "max_metric": 0.95,
     "min_sqnr_db": 10.0,
     "min_agreement": 0.9,
     "min_speedup": 1.1,
@@ -75,6 +77,8 @@ def measured(job: Job) -> Measured:
             sqnr_method="m",
             slices=(SliceDrop("country", "ch", 900, NO_DROP, "m"),),
             newly_bad=0,
+            bounds=Estimate(0.9, 0.88, 0.92),
+            bounds_method="m",
         ),
         coverage=replace(coverage(90, 10), us_by_kernel={"QGemm": 90.0, "Gemm": 10.0}),
         baseline_bytes=100,

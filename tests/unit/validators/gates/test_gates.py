@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.latency.ratio import tail_of
 from validators.errors import JobError
-from validators.gates.accuracy import check_gates_can_be_met, judge_drop
+from validators.gates.accuracy import MetricGate, check_gates_can_be_met, judge_drop, judge_metric
 from validators.gates.agreement import estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
@@ -76,6 +76,14 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
         lambda: judge_drop(Estimate(0.05, 0.03, 0.07), GATES, n=500, method="m"),
         lambda: judge_drop(Estimate(0.005, -0.01, 0.019), GATES, n=500, method="m"),
     ),
+    "metric_floor": (
+        lambda: metric_verdict("metric_floor", Estimate(0.7, 0.68, 0.72)),
+        lambda: metric_verdict("metric_floor", Estimate(0.77, 0.751, 0.79)),
+    ),
+    "metric_ceiling": (
+        lambda: metric_verdict("metric_ceiling", Estimate(0.9, 0.8, 1.0)),
+        lambda: metric_verdict("metric_ceiling", Estimate(0.7, 0.66, 0.74)),
+    ),
     "speedup": (
         lambda: judge_speedup(latency(Estimate(0.26, 0.25, 0.27)), GATES, "ort-cpu"),
         lambda: judge_speedup(latency(Estimate(1.4, 1.3, 1.5)), GATES, "ort-cpu"),
@@ -104,6 +112,20 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
     ),
     "champion_device": (lambda: beside_device("Xeon [avx2] x16; o 1"), lambda: beside_device("i5 [avx2] x16; o 1")),
 }
+
+
+def metric_verdict(gate: MetricGate, found: Estimate) -> Verdict | None:
+    """The verdict on a metric that must be at least, or at most, 0.75."""
+    return judge_metric(gate, found, Gates(min_metric=0.75, max_metric=0.75), n=500, method="m")
+
+
+def test_open_metric_says_how_many_samples_settle_it() -> None:
+    """An interval around the bound passes neither gate."""
+    for gate in get_args(MetricGate):
+        verdict = metric_verdict(gate, Estimate(0.76, 0.72, 0.80))
+        assert verdict is not None and verdict.outcome == "inconclusive" and verdict.samples_needed is not None
+        assert "evaluation samples would settle it" in verdict.reason
+        assert judge_metric(gate, None, Gates(), n=500, method="m") is None
 
 
 def tail_verdict(gate: TailGate, slow: float) -> Verdict | None:
