@@ -1,9 +1,10 @@
-"""The result document of a run, as a file and as text for a terminal."""
+"""The result of a run, as files and as text for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tasks.storage.files import write_whole
 from validators.records.answer import Table
@@ -11,6 +12,10 @@ from validators.records.generation import generations_of
 
 if TYPE_CHECKING:
     from validators.records.result import Result
+
+
+FileOption = Literal["--result", "--junit", "--summary"]
+Files = dict[FileOption, Path | None]
 
 
 def result_parts(result: Result) -> list[str | Table]:
@@ -38,9 +43,28 @@ def result_parts(result: Result) -> list[str | Table]:
     return [*parts, f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"]
 
 
-def write_result(result: Result, path: Path | None) -> None:
-    """Write the document atomically, if a path is given."""
-    if path is None:
-        return
-    with write_whole(path) as partial:
-        partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+def write_files(result: Result, files: Files) -> None:
+    """Write each file whose folder exists, atomically, in the form of its option."""
+    for option, path in files.items():
+        if path is not None and path.resolve().parent.is_dir():
+            with write_whole(path) as partial:
+                partial.write_text(_FORMS[option](result), encoding="utf-8")
+
+
+def _json(result: Result) -> str:
+    return result.model_dump_json(indent=1) + "\n"
+
+
+def _junit(result: Result) -> str:
+    from tasks.reporting.junit import junit_xml
+
+    return junit_xml(result)
+
+
+def _summary(result: Result) -> str:
+    from tasks.reporting.markdown import verdict_markdown
+
+    return verdict_markdown(result)
+
+
+_FORMS: dict[FileOption, Callable[[Result], str]] = {"--result": _json, "--junit": _junit, "--summary": _summary}

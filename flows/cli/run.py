@@ -13,7 +13,7 @@ import typer
 
 from flows.cli.console import err, interrupted, prepared, tell_error, unexpected
 from flows.cli.progress import show_progress
-from flows.cli.results import result_parts, write_result
+from flows.cli.results import Files, result_parts, write_files
 from tasks.run.settings import state_folder
 from tasks.service.embedded_server import on_server, start_server
 from validators.errors import (
@@ -51,17 +51,20 @@ ReplaceDevice = Annotated[bool, typer.Option("--replace-device", help="Ignore th
 def run(
     job: JobFile,
     result: ResultFile = None,
-    promote: Annotated[bool, typer.Option(help="Register the winner and move the alias.")] = True,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML here, for CI.")] = None,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown here, for CI.")] = None,
+    promote: Annotated[bool, typer.Option(help="Register and promote the winner.")] = True,
     replace_device: ReplaceDevice = False,
 ) -> CommandAnswer:
     """Run a job: quantize, judge, promote.
 
-    Exit code 0: promoted (a winner, with --no-promote); 3: no variant wins; 4: calibration data refused; 2: bad job or
-    input; 1: infrastructure; 130: Ctrl-C, and the same command resumes.
+    Exit code 0: promoted, or a winner; 3: none wins; 4: calibration data refused; 2: bad job or input;
+    1: infrastructure; 130: Ctrl-C, run again to resume.
 
     Example: quantgate run examples/text.yaml --result result.json
     """
-    return _follow(lambda: read_job(job), result, partial(_quantize, promote=promote, replace_device=replace_device))
+    files: Files = {"--result": result, "--junit": junit, "--summary": summary}
+    return _follow(lambda: read_job(job), files, partial(_quantize, promote=promote, replace_device=replace_device))
 
 
 def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
@@ -78,7 +81,7 @@ def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
 
         return partial(flow, return_state=True)
 
-    return _follow(lambda: read_job(job), result, load)
+    return _follow(lambda: read_job(job), {"--result": result}, load)
 
 
 def demo(
@@ -108,7 +111,7 @@ def demo(
             kind: Literal["text", "image", "llm"] = "llm" if llm else "image" if image else "text"
             return read_job(prepare_demo(state_folder(), kind, every=every))
 
-    return _follow(prepare, result, partial(_quantize, promote=True))
+    return _follow(prepare, {"--result": result}, partial(_quantize, promote=True))
 
 
 def candidates(job: JobFile) -> CommandAnswer:
@@ -160,7 +163,9 @@ def suggest_calibration(
 
 def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> CommandAnswer:
     """Run a job with promotion, and return its answer whatever the outcome."""
-    return _follow(lambda: job, result_path, partial(_quantize, promote=True, replace_device=replace_device))
+    return _follow(
+        lambda: job, {"--result": result_path}, partial(_quantize, promote=True, replace_device=replace_device)
+    )
 
 
 def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job], Any]:
@@ -169,16 +174,14 @@ def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job],
     return partial(quantize, promote=promote, replace_device=replace_device, return_state=True)
 
 
-def _follow(
-    load_job: Callable[[], Job], result_path: Path | None, load: Callable[[], Callable[[Job], Any]]
-) -> CommandAnswer:
-    """Run the flow that `load` imports on a job; write and return a result document even after an error."""
+def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callable[[Job], Any]]) -> CommandAnswer:
+    """Run the flow that `load` imports on a job; write the files and return a result document even after an error."""
     from tasks.run.clock import Clock
 
     clock = Clock()
     job: Job | None = None
     try:
-        _check_folder(result_path)
+        _check_folders(files)
         job = load_job()
         # The time that a demo needs to build its model is not part of the run.
         started = time.monotonic()
@@ -189,21 +192,19 @@ def _follow(
             with on_server():
                 result = _result_of(flow(job))
     except (Exception, KeyboardInterrupt) as error:
-        return _failed(error, result_path, job, clock)
+        return _failed(error, files, job, clock)
     seconds = result.seconds
     total = time.monotonic() - started
     # The user also waits for the command and for Prefect to start.
     overhead = seconds.overhead + total - seconds.total
     seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
     result = result.model_copy(update={"seconds": seconds})
-    write_result(result, result_path)
+    write_files(result, files)
     return CommandAnswer(result, result_parts(result), EXIT_CODES[result.outcome])
 
 
-def _failed(
-    raised: Exception | KeyboardInterrupt, result_path: Path | None, job: Job | None, clock: Clock
-) -> CommandAnswer:
-    """Write and return the result document for an error or Ctrl-C."""
+def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:
+    """Write the files and return the result document for an error or Ctrl-C."""
     error = (
         interrupted()
         if isinstance(raised, KeyboardInterrupt)
@@ -215,8 +216,7 @@ def _failed(
     from tasks.records.result_document import conclude_error
 
     result = conclude_error(job, error, clock)
-    if result_path is None or result_path.resolve().parent.is_dir():
-        write_result(result, result_path)
+    write_files(result, files)
     return CommandAnswer(result, (), error.exit_code)
 
 
@@ -228,11 +228,12 @@ def _result_of(state: Any) -> Result:
     return cast("Result", found)
 
 
-def _check_folder(path: Path | None) -> None:
-    if path is not None and not path.resolve().parent.is_dir():
-        raise JobError(
-            found=f"--result {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
-        )
+def _check_folders(files: Files) -> None:
+    for option, path in files.items():
+        if path is not None and not path.resolve().parent.is_dir():
+            raise JobError(
+                found=f"{option} {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
+            )
 
 
 def _local_target(path: Path | S3Uri) -> Path:

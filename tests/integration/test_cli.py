@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from conftest import Tiny
@@ -115,6 +116,16 @@ def test_a_bad_job_writes_an_error_document(tmp_path: Path, tiny: Tiny) -> None:
     assert '"outcome": "error"' in document
     assert "unknown key `speed`" in document
     assert not (tmp_path / "state").exists(), "a bad job must not start anything"
+
+
+def test_bad_job_writes_the_files_for_ci(tmp_path: Path, tiny: Tiny) -> None:
+    write_job(tmp_path / "job.yaml", tiny.job(speed=3))
+    done = quantgate(tmp_path, "run", "job.yaml", "--junit", "junit.xml", "--summary", "summary.md")
+    assert done.returncode == 2
+    (suite,) = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert (suite.get("name"), suite.get("errors")) == ("run", "1")
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("**error**: ") and "unknown key" in summary
 
 
 def test_candidates_names_all_and_says_what_cannot_run_here(tmp_path: Path, tiny: Tiny) -> None:

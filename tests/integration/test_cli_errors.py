@@ -42,6 +42,7 @@ FILES: list[Case] = [
     (("run", "{}/none.yaml"), {}, 2, "none.yaml: No such file or directory", "check the path"),
     (("run", "{}"), {}, 2, "Is a directory", "check the path"),
     (("run", "{}/good.yaml", "--result", "{}/no/r.json"), {}, 2, "no/r.json: no such folder", "mkdir -p"),
+    (("run", "{}/good.yaml", "--junit", "{}/no/j.xml"), {}, 2, "no/j.xml: no such folder", "mkdir -p"),
     (("run", "{}/syntax.yaml"), {}, 2, "syntax.yaml: ", "correct the file there"),
     (("run", "{}/list.yaml"), {}, 2, "list.yaml holds a value of type list", "examples/text.yaml"),
     (("run", "{}/key.yaml"), {}, 2, "unknown key `speed`", "correct `speed`"),
