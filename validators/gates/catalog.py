@@ -391,6 +391,16 @@ GATES: tuple[Gate, ...] = (
         is_required=_is_set("max_load_ratio"),
     ),
     Gate(
+        "energy_ratio",
+        "Energy per request that the GPU reports, as a share of the baseline's; inconclusive where none is reported.",
+        "ratio",
+        judge=_timed(lambda latency, found: resource.judge_energy(latency, found.job.gates)),
+        key="max_energy_ratio",
+        evidence=LATENCY,
+        is_required=_is_set("max_energy_ratio"),
+        is_confirmed=True,
+    ),
+    Gate(
         "compile_seconds",
         "Seconds that the compilation of the artifact took, with an empty cache.",
         "number",

@@ -1,4 +1,4 @@
-"""Resource gates: latency, load time, memory and size of a variant."""
+"""Resource gates: latency, load time, energy, memory and size of a variant."""
 
 from __future__ import annotations
 
@@ -93,6 +93,20 @@ def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
         return unmeasured("load_ratio", "no loading time was measured", bound, "at_most", None)
     method = "paired launches, Student interval of log ratios"
     return _judge_launches("load_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
+
+
+def judge_energy(latency: Latency, gates: Gates) -> Verdict | None:
+    """Judge the energy per request, as a ratio to the baseline's; None if the job sets no bound."""
+    bound, ratio = gates.max_energy_ratio, latency.energy_ratio
+    if bound is None:
+        return None
+    if latency.energy_mj is None or latency.baseline_energy_mj is None:
+        return unmeasured("energy_ratio", "the device reports no energy", bound, "at_most", None)
+    if ratio is None:
+        reason = "the energy counter stood still in a launch: raise `measurement.block_seconds`"
+        return unmeasured("energy_ratio", reason, bound, "at_most", None)
+    method = "energy of each launch, Student interval of log ratios"
+    return _judge_launches("energy_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:

@@ -238,6 +238,14 @@ class Job(Settings):
         return self
 
     @model_validator(mode="after")
+    def _gates_can_be_measured(self) -> Job:
+        if self.gates.max_energy_ratio is not None and not is_on_gpu(self.target):
+            raise ValueError(
+                f"`gates.max_energy_ratio` applies to targets on a GPU, which report energy, not to {self.target}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _baseline_is_comparable(self) -> Job:
         possible = baselines_of(self.target)
         if self.baseline not in (None, *possible):

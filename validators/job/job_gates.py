@@ -78,6 +78,8 @@ class Gates(Settings):
     """Largest ratio of the variant's peak memory during inference to the baseline's."""
     max_load_ratio: Ratio | None = None
     """Largest ratio of the variant's load time to the baseline's."""
+    max_energy_ratio: Ratio | None = None
+    """For GPUs: largest ratio of the variant's energy per request to the baseline's, at the first batch size."""
     max_compile_seconds: Annotated[float, Field(gt=0)] | None = None
     """Longest time, in seconds, for which `torch-inductor` compiles a variant. Variants that are not compiled pass."""
     logged: tuple[LoggedGate, ...] = ()

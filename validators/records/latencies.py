@@ -91,6 +91,7 @@ class Latency:
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
     that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
+    `energy_ratio` is energy a request of variant / baseline, by launches; None as well if the counter stood still in one.
     `p95` and `p99` are the percentiles that gates judge; `p95_ms` and `p99_ms` are those of all requests together.
     Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
     drawn from the evaluation data.
@@ -126,6 +127,7 @@ class Latency:
     conditions: Conditions | None = None
     disturbance: str = ""
     requests: int = 1
+    energy_ratio: Estimate | None = None
     p95: Tail | None = None
     p99: Tail | None = None
 

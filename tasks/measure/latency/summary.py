@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def summarise(
     """Return the record of a comparison; a disturbed comparison has no bounds."""
     base, variant = gathered.samples()
     sides = gathered.sides
-    energy = [_energy_mj(gathered, index) for index in (0, 1)]
+    energy = [_energy_mj(gathered.pairs(), index) for index in (0, 1)]
     return Latency(
         batch_size=batch_size,
         p50_ms=float(np.median(variant)),
@@ -99,6 +99,7 @@ def summarise(
         end_to_end=_end_to_end(gathered, confidence),
         energy_mj=energy[1],
         baseline_energy_mj=energy[0],
+        energy_ratio=_energy_ratio(gathered, confidence),
         peak_gpu_memory_mb=_gpu_memory_mb(gathered, 1),
         baseline_peak_gpu_memory_mb=_gpu_memory_mb(gathered, 0),
         conditions=_conditions(gathered),
@@ -171,16 +172,27 @@ def _end_to_end(gathered: Gathered, confidence: float) -> EndToEnd | None:
     return EndToEnd(float(np.median(variant)), float(np.median(base)), ratio)
 
 
-def _energy_mj(gathered: Gathered, index: int) -> float | None:
+def _energy_mj(pairs: Iterable[Pair], index: int) -> float | None:
     """Return the energy per request in millijoules; None if the GPU does not report it."""
     spent = requests = 0.0
-    for pair in gathered.pairs():
+    for pair in pairs:
         states = pair.conditions[index].gpu
         if states is None or states[0].energy_j is None or states[1].energy_j is None:
             return None
         spent += 1e3 * (states[1].energy_j - states[0].energy_j)
         requests += len(pair.sides[index].samples)
     return spent / requests
+
+
+def _energy_ratio(gathered: Gathered, confidence: float) -> Estimate | None:
+    ratios = []
+    for launch in gathered.launches["latency"]:
+        before, after = (_energy_mj(launch.pairs, index) for index in (0, 1))
+        # The counter of some GPUs moves in steps longer than a block.
+        if not before or not after:
+            return None
+        ratios.append([after / before])
+    return _estimate(gathered, ratios, confidence)
 
 
 def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:

@@ -106,6 +106,27 @@ def test_energy_by_hand() -> None:
     assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((50.0, 50.0))
 
 
+def test_energy_ratio_is_taken_launch_by_launch() -> None:
+    """0.2 J and 0.4 J of the baseline, 0.1 J of the variant: ratios 1/2 and 1/4, so that the geometric mean is 0.354."""
+    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+
+    def spent(joules: float) -> BlockConditions:
+        return replace(STILL, gpu=(state, replace(state, energy_j=10.0 + joules)))
+
+    def energy(*baseline: float, variant: float = 0.1) -> Latency:
+        blocks = latency_block(2.0), latency_block(2.0)
+        pairs = [Pair(*blocks, (spent(joules), spent(variant))) for joules in baseline]
+        found = gathered(*baseline)
+        found.launches["latency"] = [Launch([pair], 0, "") for pair in pairs]
+        return record(found)
+
+    ratio = energy(0.2, 0.4).energy_ratio
+    assert ratio is not None and ratio.value == pytest.approx(0.125**0.5)
+    assert ratio.low is not None and ratio.high is not None and ratio.low < 0.25 < 0.5 < ratio.high
+    assert energy(0.2, 0.0).energy_ratio is None and energy(0.2, 0.2, variant=0.0).energy_ratio is None
+    assert record(gathered(1.0, 1.0)).energy_ratio is None
+
+
 def test_memory_of_a_gpu_by_hand() -> None:
     """The most of all blocks, of each side; absent where the driver tells of none."""
     held = [replace(STILL, gpu_memory_mb=value) for value in (300.0, 500.0, None)]

@@ -33,6 +33,7 @@ EVERY_GATE = {
     "max_size_ratio": 1.0,
     "max_memory_ratio": 1.5,
     "max_load_ratio": 1.5,
+    "max_energy_ratio": 1.0,
     "max_compile_seconds": 60.0,
     "max_p95_ratio": 1.2,
     "max_p99_ratio": 1.2,
@@ -57,7 +58,15 @@ def measured(job: Job) -> Measured:
     """Measurements that pass every gate of `job_of`."""
     answers = Answers("y", "float32", (8, 4))
     tail = Tail(662, 700, 700, ms=Estimate(2.0, 1.9, 2.1), ratio=Estimate(0.8, 0.7, 0.9))
-    timed = replace(latency(Estimate(1.5, 1.4, 1.6)), load_ratio=Estimate(1.0, 0.9, 1.1), p95=tail, p99=tail)
+    timed = replace(
+        latency(Estimate(1.5, 1.4, 1.6)),
+        load_ratio=Estimate(1.0, 0.9, 1.1),
+        energy_mj=5.0,
+        baseline_energy_mj=9.0,
+        energy_ratio=Estimate(0.6, 0.5, 0.7),
+        p95=tail,
+        p99=tail,
+    )
     return Measured(
         job=job,
         candidate=INT8,

@@ -19,7 +19,7 @@ from validators.gates.agreement import estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
-from validators.gates.resource import TailGate, judge_size, judge_speedup, judge_tail
+from validators.gates.resource import TailGate, judge_energy, judge_size, judge_speedup, judge_tail
 from validators.gates.sanity import judge_finite, judge_sanity
 from validators.gates.verdict_rules import confidence_of_each, overall, samples_to_settle
 from validators.job.job import Confirmation
@@ -92,6 +92,7 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
     "p95_ms": (lambda: tail_verdict("p95_ms", 0.1), lambda: tail_verdict("p95_ms", 0.0)),
     "p99_ratio": (lambda: tail_verdict("p99_ratio", 0.03), lambda: tail_verdict("p99_ratio", 0.0)),
     "p99_ms": (lambda: tail_verdict("p99_ms", 0.03), lambda: tail_verdict("p99_ms", 0.0)),
+    "energy_ratio": (lambda: energy_verdict(13.0), lambda: energy_verdict(7.0)),
     "coverage": (
         lambda: judge_coverage(CANDIDATE, coverage(10, 90), GATES),
         lambda: judge_coverage(CANDIDATE, coverage(90, 10), GATES),
@@ -126,6 +127,18 @@ def test_open_metric_says_how_many_samples_settle_it() -> None:
         assert verdict is not None and verdict.outcome == "inconclusive" and verdict.samples_needed is not None
         assert "evaluation samples would settle it" in verdict.reason
         assert judge_metric(gate, None, Gates(), n=500, method="m") is None
+
+
+def energy_verdict(energy_mj: float) -> Verdict | None:
+    """The verdict on a variant that takes so much energy a request, where the baseline takes 10 mJ, to within 1 %."""
+    ratio = energy_mj / 10
+    spent = replace(
+        latency(Estimate(1.5, 1.4, 1.6)),
+        energy_mj=energy_mj,
+        baseline_energy_mj=10.0,
+        energy_ratio=Estimate(ratio, 0.99 * ratio, 1.01 * ratio),
+    )
+    return judge_energy(spent, Gates(max_energy_ratio=1.0))
 
 
 def tail_verdict(gate: TailGate, slow: float) -> Verdict | None:

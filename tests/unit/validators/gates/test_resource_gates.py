@@ -14,6 +14,7 @@ from tasks.trials.measure_latency import with_threads
 from validators.gates.champion import judge_against_champion
 from validators.gates.resource import (
     judge_compilation,
+    judge_energy,
     judge_load,
     judge_memory,
     judge_speedup,
@@ -125,6 +126,21 @@ def test_percentile_without_an_interval_never_passes(latency: Latency, reason: s
     verdict = judge_tail("p99_ms", latency, Gates(max_p99_ms=1e9))
     assert verdict is not None and (verdict.outcome, verdict.reason) == ("inconclusive", reason)
     assert verdict.disturbed == bool(latency.disturbance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "the device reports no energy"),
+        ({"energy_mj": 5.0, "baseline_energy_mj": None}, "the device reports no energy"),
+        ({"energy_mj": 5.0, "baseline_energy_mj": 9.0}, "the energy counter stood still in a launch"),
+        ({"energy_mj": 5.0, "baseline_energy_mj": 9.0, "energy_ratio": Estimate(0.5)}, "one launch alone"),
+    ],
+)
+def test_unmeasured_energy_never_passes(changes: dict[str, Any], reason: str) -> None:
+    verdict = judge_energy(replace(LATENCY, **changes), Gates(max_energy_ratio=99.0))
+    assert verdict is not None and verdict.outcome == "inconclusive" and reason in verdict.reason
+    assert judge_energy(replace(LATENCY, **changes), Gates()) is None
 
 
 def test_one_launch_tells_nothing_of_load_times() -> None:
