@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from validators.records.latencies import Latency, cost_of_million
 from validators.records.measurements import Coverage, Estimate, SliceDrop
-from validators.records.result import CandidateResult, ConfirmedResult, RefusalResult, SliceResult
+from validators.records.result import CandidateResult, ConfirmedResult, CostResult, RefusalResult, SliceResult
 from validators.records.run import Trial
 
 
-def conclude_candidate(trial: Trial) -> CandidateResult:
-    """Return the entry of a judged candidate in the result document."""
+def conclude_candidate(trial: Trial, price_per_hour: float | None = None) -> CandidateResult:
+    """Return the entry of a judged candidate in the result document; with a price, it has the cost of its requests."""
     latency = trial.latency
     assert trial.outcome is not None, f"{trial.candidate} was not judged"
     return CandidateResult(
@@ -30,6 +31,7 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         speedup_fp16=trial.beside_fp16.speedup if trial.beside_fp16 else None,
         latency_p50_ms=latency.p50_ms if latency else None,
         latency_p95_ms=latency.p95_ms if latency else None,
+        cost=_cost(latency, price_per_hour) if latency and price_per_hour else None,
         size_bytes=trial.variant.size_bytes if trial.variant else None,
         peak_memory_mb=latency.peak_memory_mb if latency else None,
         coverage_macs=trial.coverage.share if trial.coverage else None,
@@ -45,6 +47,15 @@ def conclude_candidate(trial: Trial) -> CandidateResult:
         confirmed=_confirmed(trial),
         copies=list(trial.copies),
         cached=trial.cached,
+    )
+
+
+def _cost(latency: Latency, price_per_hour: float) -> CostResult | None:
+    if latency.request_ms is None or latency.baseline_request_ms is None:
+        return None
+    return CostResult(
+        per_million=cost_of_million(latency.request_ms, price_per_hour),
+        baseline_per_million=cost_of_million(latency.baseline_request_ms, price_per_hour),
     )
 
 

@@ -269,7 +269,7 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         if calibration
         else None,
         baseline=_baseline(job, findings, trials),
-        candidates=[conclude_candidate(trial) for trial in trials],
+        candidates=[conclude_candidate(trial, job.measurement.price_per_hour if job else None) for trial in trials],
         recovery=findings.recovery,
         sign_off=_sign_off(findings.sign_off),
         champion=ChampionResult(

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from tasks.reporting import formats
 from validators.records.latencies import Conditions, Latency
 from validators.records.measurements import Estimate
+from validators.records.result import CostResult
 
 Facts = list[tuple[str, str]]
 
 
-def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Facts:
+def measured_facts(latency: Latency, beside_fp16: Latency | None = None, cost: CostResult | None = None) -> Facts:
     """Return labelled facts at one operating point, with the baseline's values in parentheses.
 
-    They cover speed beside float16, loading, memory, throughput, end-to-end time, energy and the machine's conditions.
+    They cover speed beside float16, loading, memory, throughput, end-to-end time, energy, cost and the machine's conditions.
     Quantities that were not measured are omitted.
     """
     facts: Facts = [("disturbed by", latency.disturbance)] if latency.disturbance else []
@@ -38,6 +39,12 @@ def measured_facts(latency: Latency, beside_fp16: Latency | None = None) -> Fact
         facts.append(("end to end, p50 ms", f"{each}, {_ratio(latency.end_to_end.speedup)}"))
     if latency.energy_mj is not None:
         facts.append(("mJ a request", _beside(formats.significant, latency.energy_mj, latency.baseline_energy_mj)))
+    if cost is not None:
+        each = _beside(formats.significant, cost.per_million.value, cost.baseline_per_million.value)
+        high = cost.per_million.high
+        facts.append(
+            ("cost of a million requests", each if high is None else f"{each}, at most {formats.significant(high)}")
+        )
     return facts + (_conditions(latency.conditions) if latency.conditions else [])
 
 

@@ -163,7 +163,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "flips": tell_flips(candidate),
         "slices": slice_rows(candidate, metric),
         "latencies": trial.latencies if trial else (),
-        "measured": measured_facts(trial.latency, trial.beside_fp16) if trial and trial.latency else [],
+        "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
         "saturation": _saturation(trial),
         "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),
     }

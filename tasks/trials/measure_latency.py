@@ -30,7 +30,7 @@ from validators.records.run import Inventory, Refusal, Trial, Variant
 from validators.samples.run_inputs import RunInputs
 
 # Left out of the cache key: keys that do not change the latency of one point.
-_POINTS = {"batch_sizes", "dims", "threads", "patience_seconds"}
+_POINTS = {"batch_sizes", "dims", "threads", "patience_seconds", "price_per_hour"}
 
 
 # Pairs of a launch that orders the candidates of a race.

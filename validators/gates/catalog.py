@@ -401,6 +401,18 @@ GATES: tuple[Gate, ...] = (
         is_confirmed=True,
     ),
     Gate(
+        "cost_per_million",
+        "Cost of a million requests at the price of the job, by its upper bound.",
+        "number",
+        judge=_timed(
+            lambda latency, found: resource.judge_cost(latency, found.job.gates, found.job.measurement.price_per_hour)
+        ),
+        key="max_cost_per_million",
+        evidence=LATENCY,
+        is_required=_is_set("max_cost_per_million"),
+        is_confirmed=True,
+    ),
+    Gate(
         "compile_seconds",
         "Seconds that the compilation of the artifact took, with an empty cache.",
         "number",

@@ -1,4 +1,4 @@
-"""Resource gates: latency, load time, energy, memory and size of a variant."""
+"""Resource gates: latency, load time, energy, cost, memory and size of a variant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded
 from validators.job.job_gates import Gates
-from validators.records.latencies import Latency
+from validators.records.latencies import Latency, cost_of_million
 from validators.records.measurements import Estimate
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
@@ -107,6 +107,18 @@ def judge_energy(latency: Latency, gates: Gates) -> Verdict | None:
         return unmeasured("energy_ratio", reason, bound, "at_most", None)
     method = "energy of each launch, Student interval of log ratios"
     return _judge_launches("energy_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
+
+
+def judge_cost(latency: Latency, gates: Gates, price_per_hour: float | None) -> Verdict | None:
+    """Judge the cost of a million requests; None if the job sets no bound."""
+    bound = gates.max_cost_per_million
+    if bound is None or price_per_hour is None:
+        return None
+    if latency.request_ms is None:
+        return unmeasured("cost_per_million", "no time per request was measured", bound, "at_most", None)
+    cost = cost_of_million(latency.request_ms, price_per_hour)
+    method = f"mean time per request at {price_per_hour:g} an hour, Student interval of logarithms over launches"
+    return _judge_launches("cost_per_million", latency, cost, bound, gates.confidence, method, "{:.4g}".format)
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:

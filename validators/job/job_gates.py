@@ -80,6 +80,8 @@ class Gates(Settings):
     """Largest ratio of the variant's load time to the baseline's."""
     max_energy_ratio: Ratio | None = None
     """For GPUs: largest ratio of the variant's energy per request to the baseline's, at the first batch size."""
+    max_cost_per_million: Annotated[float, Field(gt=0)] | None = None
+    """Largest cost of a million requests, in the currency of `measurement.price_per_hour`, which it needs."""
     max_compile_seconds: Annotated[float, Field(gt=0)] | None = None
     """Longest time, in seconds, for which `torch-inductor` compiles a variant. Variants that are not compiled pass."""
     logged: tuple[LoggedGate, ...] = ()

@@ -74,6 +74,9 @@ class Measurement(Settings):
     """Seconds that a run may spend in total on waiting for other processes and on repeating disturbed blocks."""
     clients: Annotated[int, Field(ge=0, le=1024)] = 0
     """Concurrent callers of one session for the throughput measurement; 0 skips it."""
+    price_per_hour: Annotated[float, Field(gt=0)] | None = None
+    """Price of an hour of what the session occupies, a machine or its share, in any currency. The result then has the cost of a
+    million requests at full use, see docs/latency.md."""
     preprocess: FunctionName | None = None
     """`module:function`, see `code`, that takes a request's arrays by name and returns the model's inputs. It counts towards
     the end-to-end time."""

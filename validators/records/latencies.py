@@ -92,6 +92,8 @@ class Latency:
     `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, on a GPU that tells, all
     that it spent meanwhile; `peak_gpu_memory_mb` what the process held of its memory.
     `energy_ratio` is energy a request of variant / baseline, by launches; None as well if the counter stood still in one.
+    `request_ms` is the mean time for which a request occupies the session, with an interval over launches: of requests one at a
+    time or, if throughput was measured, of its clients' together.
     `p95` and `p99` are the percentiles that gates judge; `p95_ms` and `p99_ms` are those of all requests together.
     Raw samples (milliseconds, float64) lie in `samples_path`: each block has whole rounds of the same `requests` requests,
     drawn from the evaluation data.
@@ -128,8 +130,21 @@ class Latency:
     disturbance: str = ""
     requests: int = 1
     energy_ratio: Estimate | None = None
+    request_ms: Estimate | None = None
+    baseline_request_ms: Estimate | None = None
     p95: Tail | None = None
     p99: Tail | None = None
+
+
+def cost_of_million(request_ms: Estimate, price_per_hour: float) -> Estimate:
+    """Return the cost of a million requests, each of which occupies what costs `price_per_hour` for `request_ms`.
+
+    >>> cost_of_million(Estimate(3.6, 1.8, 7.2), 2.0)
+    Estimate(value=2.0, low=1.0, high=4.0)
+    """
+    each = 1e6 * price_per_hour / 3.6e6  # milliseconds in an hour
+    low, high = (None if end is None else each * end for end in (request_ms.low, request_ms.high))
+    return Estimate(each * request_ms.value, low, high)
 
 
 def point_labels(latencies: Sequence[Latency]) -> tuple[str, ...]:

@@ -103,6 +103,13 @@ class ConfirmedResult(_Document):
     latency_p50_ms: float | None
 
 
+class CostResult(_Document):
+    """Cost of a million requests at `measurement.price_per_hour`; the baseline was measured in turn with the candidate."""
+
+    per_million: Estimate
+    baseline_per_million: Estimate
+
+
 class CandidateResult(_Document):
     """One candidate; what was not measured is null."""
 
@@ -128,6 +135,8 @@ class CandidateResult(_Document):
     """Of p50 latency in turn with the float16 candidate, on a GPU and where the job has one."""
     latency_p50_ms: float | None
     latency_p95_ms: float | None
+    cost: CostResult | None = None
+    """At the first operating point; null without a price."""
     size_bytes: int | None
     peak_memory_mb: float | None
     coverage_macs: float | None

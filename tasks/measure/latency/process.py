@@ -61,13 +61,18 @@ class Block:
     clients: int = 1
 
     @property
+    def total_ms(self) -> float:
+        """Time of all requests of the block."""
+        return float(self.samples[-1] if self.kind == "throughput" else self.samples.sum())
+
+    @property
     def value_ms(self) -> float:
         """Figure by which the sides are compared: the median or, for throughput, the block's time per request.
 
         >>> Block("throughput", np.array([2.0, 3.0, 6.0])).value_ms
         2.0
         """
-        return float(self.samples[-1] / len(self.samples) if self.kind == "throughput" else np.median(self.samples))
+        return float(self.total_ms / len(self.samples) if self.kind == "throughput" else np.median(self.samples))
 
 
 class Worker:

@@ -100,6 +100,8 @@ def summarise(
         energy_mj=energy[1],
         baseline_energy_mj=energy[0],
         energy_ratio=_energy_ratio(gathered, confidence),
+        request_ms=_request_ms(gathered, 1, confidence),
+        baseline_request_ms=_request_ms(gathered, 0, confidence),
         peak_gpu_memory_mb=_gpu_memory_mb(gathered, 1),
         baseline_peak_gpu_memory_mb=_gpu_memory_mb(gathered, 0),
         conditions=_conditions(gathered),
@@ -151,13 +153,23 @@ def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
     return _estimate(gathered, ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
 
 
+def _request_ms(gathered: Gathered, index: int, confidence: float) -> Estimate:
+    """Return the mean time per request, of throughput if it was measured; Student's interval over launches, as of ratios."""
+    launches = gathered.launches.get("throughput") or gathered.launches["latency"]
+    times = []
+    for launch in launches:
+        blocks = [pair.sides[index] for pair in launch.pairs]
+        times.append([sum(block.total_ms for block in blocks) / sum(len(block.samples) for block in blocks)])
+    return _estimate(gathered, times, confidence) if len(times) > 1 else Estimate(central_ratio(times))
+
+
 def _throughput(gathered: Gathered, batch_size: int, confidence: float) -> Throughput | None:
     pairs = list(gathered.pairs("throughput"))
     if not pairs:
         return None
     # Requests per second over all blocks.
     base, variant = (
-        1e3 * sum(len(block.samples) for block in blocks) / sum(float(block.samples[-1]) for block in blocks)
+        1e3 * sum(len(block.samples) for block in blocks) / sum(block.total_ms for block in blocks)
         for blocks in ([pair.baseline for pair in pairs], [pair.variant for pair in pairs])
     )
     ratio = _estimate(gathered, gathered.ratios("throughput"), confidence)

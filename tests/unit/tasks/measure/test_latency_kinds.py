@@ -127,6 +127,17 @@ def test_energy_ratio_is_taken_launch_by_launch() -> None:
     assert record(gathered(1.0, 1.0)).energy_ratio is None
 
 
+def test_time_per_request_by_hand() -> None:
+    """Alone: blocks of 10 requests of 2 ms and of 2 or 8 ms, whose geometric mean is 4. Of clients: 4 requests in 8 ms."""
+    alone = record(gathered(1.0, 4.0))
+    assert alone.request_ms == Estimate(2.0, 2.0, 2.0)
+    assert alone.baseline_request_ms is not None and alone.baseline_request_ms.value == pytest.approx(4.0)
+    pair = Pair(done_at(4, 8), done_at(2, 4, 6, 8), (STILL, STILL))
+    together = record(gathered(1.0, 4.0, throughput=[pair, pair]))
+    assert (together.request_ms, together.baseline_request_ms) == (Estimate(2.0, 2.0, 2.0), Estimate(4.0, 4.0, 4.0))
+    assert record(gathered(1.0)).request_ms == Estimate(2.0)
+
+
 def test_memory_of_a_gpu_by_hand() -> None:
     """The most of all blocks, of each side; absent where the driver tells of none."""
     held = [replace(STILL, gpu_memory_mb=value) for value in (300.0, 500.0, None)]

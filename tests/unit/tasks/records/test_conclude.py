@@ -15,6 +15,7 @@ from tasks.run.clock import Clock
 from validators.errors import JobError
 from validators.gates.verdict_rules import overall
 from validators.job.job import Job
+from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Coverage, Estimate, KernelTime
@@ -307,6 +308,18 @@ def test_the_reason_of_a_refusal_names_critical_checks_only() -> None:
     assert written["calibration"]["outcome"] == "refused"
     assert [check["name"] for check in written["calibration"]["failed_checks"]] == ["drift", "size"]
     assert written["baseline"] is None and written["candidates"] == []
+
+
+def test_document_has_costs_if_the_job_has_a_price() -> None:
+    """At 3.6 an hour a millisecond costs 1 per million requests."""
+    timed = replace(GOOD.latencies[0], request_ms=Estimate(2.0, 1.5, 2.5), baseline_request_ms=Estimate(3.0))
+    found = replace(FINDINGS, trials=(replace(GOOD, latencies=(timed,)), UNSURE, REFUSED))
+    job = make_job()
+    assert [one["cost"] for one in document(conclude(job, found, Clock()))["candidates"]] == [None] * 3
+    priced = job.model_copy(update={"measurement": Measurement(price_per_hour=3.6)})
+    cost, old, refused = (one["cost"] for one in document(conclude(priced, found, Clock()))["candidates"])
+    assert cost["per_million"] == {"value": pytest.approx(2.0), "low": pytest.approx(1.5), "high": pytest.approx(2.5)}
+    assert cost["baseline_per_million"]["value"] == pytest.approx(3.0) and old is None and refused is None
 
 
 def test_the_document_holds_what_was_measured() -> None:

@@ -131,6 +131,15 @@ def test_every_combination_is_measured_and_the_first_is_judged_by(
     assert [call["shape"] for call in calls[4:]] == [(4, 64)]
 
 
+def test_another_price_repeats_no_measurement(
+    tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
+) -> None:
+    calls = planted(CLEAN)
+    for price in (None, 1.0, 2.0):
+        measure(run_with(tiny, tmp_path, price_per_hour=price), tiny, inventory, tmp_path)
+    assert len(calls) == 1
+
+
 def test_operating_points_by_hand() -> None:
     """One number and a list of one are the same; the product has threads, batch sizes and axes in this order."""
     # As a job file has them: the validator makes tuples of either.

@@ -34,6 +34,7 @@ EVERY_GATE = {
     "max_memory_ratio": 1.5,
     "max_load_ratio": 1.5,
     "max_energy_ratio": 1.0,
+    "max_cost_per_million": 1.0,
     "max_compile_seconds": 60.0,
     "max_p95_ratio": 1.2,
     "max_p99_ratio": 1.2,
@@ -50,6 +51,7 @@ def job_of(**changes: Any) -> Job:
         "data": {"calibration": "c.npz", "evaluation": "e.npz", "slices": ["country"]},
         "candidates": [INT8, FP16],
         "gates": EVERY_GATE,
+        "measurement": {"price_per_hour": 1.0},
     }
     return Job.model_validate(given | changes)
 
@@ -64,6 +66,7 @@ def measured(job: Job) -> Measured:
         energy_mj=5.0,
         baseline_energy_mj=9.0,
         energy_ratio=Estimate(0.6, 0.5, 0.7),
+        request_ms=Estimate(2.0, 1.9, 2.1),
         p95=tail,
         p99=tail,
     )

@@ -19,7 +19,7 @@ from validators.gates.agreement import estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
-from validators.gates.resource import TailGate, judge_energy, judge_size, judge_speedup, judge_tail
+from validators.gates.resource import TailGate, judge_cost, judge_energy, judge_size, judge_speedup, judge_tail
 from validators.gates.sanity import judge_finite, judge_sanity
 from validators.gates.verdict_rules import confidence_of_each, overall, samples_to_settle
 from validators.job.job import Confirmation
@@ -92,6 +92,8 @@ CAUGHT: dict[str, tuple[Callable[[], Verdict | None], Callable[[], Verdict | Non
     "p95_ms": (lambda: tail_verdict("p95_ms", 0.1), lambda: tail_verdict("p95_ms", 0.0)),
     "p99_ratio": (lambda: tail_verdict("p99_ratio", 0.03), lambda: tail_verdict("p99_ratio", 0.0)),
     "p99_ms": (lambda: tail_verdict("p99_ms", 0.03), lambda: tail_verdict("p99_ms", 0.0)),
+    # At 3.6 an hour a millisecond costs 1 per million requests.
+    "cost_per_million": (lambda: cost_verdict(Estimate(2.2, 2.1, 2.3)), lambda: cost_verdict(Estimate(1.8, 1.7, 1.9))),
     "energy_ratio": (lambda: energy_verdict(13.0), lambda: energy_verdict(7.0)),
     "coverage": (
         lambda: judge_coverage(CANDIDATE, coverage(10, 90), GATES),
@@ -127,6 +129,12 @@ def test_open_metric_says_how_many_samples_settle_it() -> None:
         assert verdict is not None and verdict.outcome == "inconclusive" and verdict.samples_needed is not None
         assert "evaluation samples would settle it" in verdict.reason
         assert judge_metric(gate, None, Gates(), n=500, method="m") is None
+
+
+def cost_verdict(request_ms: Estimate) -> Verdict | None:
+    """The verdict on a variant whose requests take so long, where a million may cost 2."""
+    timed = replace(latency(Estimate(1.5, 1.4, 1.6)), request_ms=request_ms)
+    return judge_cost(timed, Gates(max_cost_per_million=2.0), 3.6)
 
 
 def energy_verdict(energy_mj: float) -> Verdict | None:

@@ -14,6 +14,7 @@ from tasks.trials.measure_latency import with_threads
 from validators.gates.champion import judge_against_champion
 from validators.gates.resource import (
     judge_compilation,
+    judge_cost,
     judge_energy,
     judge_load,
     judge_memory,
@@ -26,6 +27,7 @@ from validators.job.job_measurement import OperatingPoint
 from validators.job.read_job import parse_job
 from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Throughput
 from validators.records.measurements import Estimate
+from validators.records.result import CostResult
 from validators.records.run import SessionSettings, Trial, Variant
 
 CONDITIONS = Conditions(0.21, 0.03, 1.07, (2400.0, 2600.0), 0, 0, 5, 1, (0.2, 1.04), False)
@@ -143,6 +145,14 @@ def test_unmeasured_energy_never_passes(changes: dict[str, Any], reason: str) ->
     assert judge_energy(replace(LATENCY, **changes), Gates()) is None
 
 
+@pytest.mark.parametrize(("request_ms", "reason"), [(None, "no time per request"), (Estimate(1.0), "one launch alone")])
+def test_unmeasured_cost_never_passes(request_ms: Estimate | None, reason: str) -> None:
+    latency = replace(LATENCY, request_ms=request_ms)
+    verdict = judge_cost(latency, Gates(max_cost_per_million=99.0), 1.0)
+    assert verdict is not None and verdict.outcome == "inconclusive" and reason in verdict.reason
+    assert judge_cost(latency, Gates(), 1.0) is None
+
+
 def test_one_launch_tells_nothing_of_load_times() -> None:
     verdict = judge_load(replace(LATENCY, load_ratio=Estimate(1.0), launches=1), Gates(max_load_ratio=5))
     assert verdict is not None and verdict.outcome == "inconclusive" and "one launch" in verdict.reason
@@ -219,7 +229,8 @@ def test_the_report_tells_what_was_measured() -> None:
                 baseline_load_peak_memory_mb=110.0,
                 energy_mj=50.0,
                 baseline_energy_mj=80.0,
-            )
+            ),
+            cost=CostResult(per_million=Estimate(0.5, 0.4, 0.6), baseline_per_million=Estimate(0.9)),
         )
     )
     assert told == {
@@ -230,6 +241,7 @@ def test_the_report_tells_what_was_measured() -> None:
         "requests a second of 4 clients": "500 (250), 2.00x, at least 1.90x",
         "end to end, p50 ms": "3.00 (4.00), 1.33x",
         "mJ a request": "50.0 (80.0)",
+        "cost of a million requests": "0.500 (0.900), at most 0.600",
         "cores that others and the hypervisor took at most": "0.21 and 0.03",
         "fixed work, slowest over fastest of a pair": "1.07",
         "pairs measured again": "1",
