@@ -57,7 +57,9 @@ def origin(promoted: Promoted) -> list[str]:
         ("Promoted", f"{promoted.at}, by the run `{promoted.run_id}`{link}"),
     ]
     if approval.evidence:
-        rows.append(("Evidence", "`evidence.zip` among the artifacts; `quantgate verify` computes these verdicts again"))
+        rows.append(
+            ("Evidence", "`evidence.zip` among the artifacts; `quantgate verify` computes these verdicts again")
+        )
     if said := approval.sign_off:
         rows.append(("Approved", shown(str(said))))
     return markdown_table(("What", "Value"), rows)

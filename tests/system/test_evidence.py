@@ -62,7 +62,14 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
             source="models:/tiny/1",
             target="ort-cpu",
             candidates=[f"{candidate}@ort-cpu"],
-            gates={"min_speedup": None, "max_size_ratio": None, "max_drop": 0.05},
+            gates={
+                "min_speedup": None,
+                "max_size_ratio": None,
+                "max_drop": 0.05,
+                "min_metric": 0.5,
+                "max_p95_ms": 1000.0,
+                "max_p95_ratio": 1000.0,
+            },
         )
         files = {which: str(folder / f"{which}.npz") for which in ("calibration", "evaluation")}
         job["data"] = files | {"label": "label", "slices": ["part"], "groups": "person"}
@@ -111,6 +118,8 @@ def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
         by_name = {part.part: part for part in parts}
         assert "bit for bit from the samples" in by_name["verdict confirmed_worst_slice"].told
         assert "by the given key" in by_name["signature"].told
+        for gate in ("confirmed_metric_floor", "confirmed_p95_ratio", "p95_ms"):
+            assert "from the samples" in by_name[f"verdict {gate}"].told
     assert by_name["verdict beats_champion"].is_sound is True
 
 

@@ -218,6 +218,7 @@ GATES: tuple[Gate, ...] = (
         is_required=_is_set("min_metric"),
         is_confirmed=True,
         is_loss=True,
+        from_samples=True,
     ),
     Gate(
         "metric_ceiling",
@@ -229,6 +230,7 @@ GATES: tuple[Gate, ...] = (
         is_required=_is_set("max_metric"),
         is_confirmed=True,
         is_loss=True,
+        from_samples=True,
     ),
     Gate(
         "sqnr",
@@ -315,6 +317,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY,
         is_required=_is_set("max_p95_ratio"),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "p95_ms",
@@ -325,6 +328,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY,
         is_required=_is_set("max_p95_ms"),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "p99_ratio",
@@ -335,6 +339,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY,
         is_required=_is_set("max_p99_ratio"),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "p99_ms",
@@ -345,6 +350,7 @@ GATES: tuple[Gate, ...] = (
         evidence=LATENCY,
         is_required=_is_set("max_p99_ms"),
         is_confirmed=True,
+        from_samples=True,
     ),
     Gate(
         "coverage",

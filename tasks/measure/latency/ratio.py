@@ -86,7 +86,14 @@ def _launch_logs(ratios: Sequence[Sequence[float]]) -> Samples:
     return np.array([float(np.median(np.log(blocks))) for blocks in ratios])
 
 
-def tail_of(baseline: Sequence[Samples], variant: Sequence[Samples], quantile: float, confidence: float) -> Tail:
+def tail_of(
+    baseline: Sequence[Samples],
+    variant: Sequence[Samples],
+    quantile: float,
+    confidence: float,
+    *,
+    is_disturbed: bool = False,
+) -> Tail:
     """Return a percentile of the variant and its ratio to the baseline's, each with one-sided bounds on either side.
 
     `baseline` and `variant` hold the samples of each launch, float64 `(n,)` in milliseconds. The interval is that of
@@ -96,7 +103,7 @@ def tail_of(baseline: Sequence[Samples], variant: Sequence[Samples], quantile: f
     numpy's default is too low in a tail. Each launch must support the percentile, see `samples_needed`. Simulation
     (docs/latency.md) ruled out the jackknife of the pooled percentile.
 
-    A launch with too few requests of a side gives no value; a single launch gives no bounds.
+    A launch with too few requests of a side gives no value; a single launch, or a disturbed comparison, gives no bounds.
     """
     needed = samples_needed(quantile)
     counts = [min(map(len, launches)) for launches in (baseline, variant)]
@@ -106,7 +113,8 @@ def tail_of(baseline: Sequence[Samples], variant: Sequence[Samples], quantile: f
     )
 
     def estimate(values: Samples) -> Estimate:
-        return ratio_estimate([[value] for value in values.tolist()], confidence)
+        found = ratio_estimate([[value] for value in values.tolist()], confidence)
+        return Estimate(found.value) if is_disturbed else found
 
     return Tail(
         needed=needed,

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate
+from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimate, tail_of
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate
 
 
 def recount(latency: Latency, confidence: float) -> Latency:
-    """Return a latency with the figures that its raw times give: percentiles, counts, and the speedup with its bounds.
+    """Return a latency with the figures that its raw times give: percentiles, counts, and the speedup, with their bounds.
 
     Load times, memory, energy, throughput and conditions are not in that file, and stay as they were recorded; so does the
     disturbance, which leaves the speedup without bounds.
@@ -28,6 +28,11 @@ def recount(latency: Latency, confidence: float) -> Latency:
     by_launch = [ratios[launch == index].tolist() for index in range(int(launch.max()) + 1)]
     disturbed = bool(latency.disturbance)
     speedup = Estimate(central_ratio(by_launch)) if disturbed else ratio_estimate(by_launch, confidence)
+    before, after = (
+        [arrays[side][np.isin(arrays[f"{side}_block"], np.flatnonzero(launch == one))] for one in range(len(by_launch))]
+        for side in ("baseline", "variant")
+    )
+    p95, p99 = (tail_of(before, after, quantile, confidence, is_disturbed=disturbed) for quantile in (0.95, 0.99))
     return replace(
         latency,
         p50_ms=float(np.median(variant)),
@@ -41,6 +46,8 @@ def recount(latency: Latency, confidence: float) -> Latency:
         pairs=len(launch),
         launches=int(launch.max()) + 1,
         requests=int(arrays["requests"]),
+        p95=p95 if latency.p95 else None,
+        p99=p99 if latency.p99 else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,7 @@ def _tail(gathered: Gathered, quantile: float, confidence: float) -> Tail:
         [np.concatenate([pair.sides[index].samples for pair in launch.pairs]) for launch in launches]
         for index in (0, 1)
     )
-    tail = tail_of(baseline, variant, quantile, confidence)
-    if not gathered.disturbance:
-        return tail
-    ms, ratio = (None if found is None else Estimate(found.value) for found in (tail.ms, tail.ratio))
-    return replace(tail, ms=ms, ratio=ratio)
+    return tail_of(baseline, variant, quantile, confidence, is_disturbed=bool(gathered.disturbance))
 
 
 def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
