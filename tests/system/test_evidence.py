@@ -71,6 +71,7 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
                 "max_p95_ratio": 1000.0,
             },
         )
+        job["measurement"] = {**job["measurement"], "launches": 3}
         files = {which: str(folder / f"{which}.npz") for which in ("calibration", "evaluation")}
         job["data"] = files | {"label": "label", "slices": ["part"], "groups": "person"}
         call: dict[str, object] = {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))}
