@@ -96,7 +96,8 @@ def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device:
             findings = judge_candidates(
                 run, run_inputs, findings, promote=promote, replace_device=replace_device, record=record
             )
-            record_trials(run, record, findings.trials)
+            evaluation = run_inputs.evidence.evaluation.file
+            record_trials(run, record, findings.trials, evaluation, findings.champion)
         if not findings.sealed:
             sealed(run, run_inputs, findings, record)
         findings = replace(findings, footprint=run.footprint.read())

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from tasks.records.variant_model import record_model
 from tasks.registry.mlflow_entities import as_metrics, as_params, as_table, as_tags, flat
 from tasks.registry.mlflow_registry import registry_call
 from tasks.registry.mlflow_runs import NAME, OUTCOME, candidate_identity, find_or_create_run
@@ -24,7 +25,7 @@ from validators.records.artifact_paths import (
 )
 from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Coverage, Estimate
-from validators.records.run import Confirmed, Trial
+from validators.records.run import Champion, Confirmed, DataFile, Trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,21 +57,31 @@ def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], 
         registry_call(client.set_tag, run_id, tag, json.dumps([*known, table]))
 
 
-def record_trial(client: MlflowClient, run_id: str, trial: Trial) -> None:
-    """Write a candidate's figures, verdicts and evidence files to its run, and end the run.
+def record_trial(
+    client: MlflowClient,
+    run_id: str,
+    trial: Trial,
+    evaluation: DataFile | None = None,
+    champion: Champion | None = None,
+) -> None:
+    """Write a candidate's figures, verdicts and evidence files to its run and its LoggedModel, and end the run.
 
-    All figures go in one batch, since each call is a transaction.
+    All figures go in one batch, since each call is a transaction; those of a variant are linked to its model.
 
     Raises:
         ServiceDown: the tracking server does not answer.
     """
+    params, metrics, tags = _params(trial), _metrics(trial), _tags(trial)
     registry_call(
         client.log_batch,
         run_id,
-        params=as_params(_params(trial)),
-        metrics=as_metrics(_metrics(trial)),
-        tags=as_tags(_tags(trial)),
+        params=as_params(params),
+        metrics=[] if trial.variant else as_metrics(metrics),
+        tags=as_tags(tags),
     )
+    if trial.variant:
+        facts = {"params": params, "metrics": metrics, "tags": tags}
+        record_model(client, run_id, trial, **facts, evaluation=evaluation, champion=champion)
     if trial.verdicts:
         told = [{key: _plain(value) for key, value in asdict(verdict).items()} for verdict in trial.verdicts]
         table = {key: [verdict[key] for verdict in told] for key in told[0]}
@@ -126,6 +137,8 @@ def _metrics(trial: Trial) -> dict[str, float]:
         metrics["saturation_max"] = trial.saturation.worst.share
     for label, latency in _points(trial).items():
         metrics |= {f"{name}_{label}": value for name, value in _latency_metrics(latency).items()}
+    if trial.latency:
+        metrics |= _latency_metrics(trial.latency)
     if trial.beside_fp16:
         metrics |= {
             "speedup_fp16": trial.beside_fp16.speedup.value,

@@ -14,7 +14,7 @@ from prefect.exceptions import PrefectSignal
 from prefect.runtime import flow_run
 
 from tasks.records.candidate_record import log_table, open_candidate_run, record_trial
-from tasks.registry.mlflow_entities import as_metrics, as_params, as_tags, flat
+from tasks.registry.mlflow_entities import DIGEST_LENGTH, as_metrics, as_params, as_tags, flat
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import (
     EXPERIMENT,
@@ -33,7 +33,7 @@ from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
 from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
-from validators.records.run import CalibrationVerdict, Inventory, Trial
+from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Trial
 from validators.samples.datasets import Samples
 from validators.samples.run_inputs import Evidence, RunInputs
 
@@ -113,12 +113,21 @@ def record_evidence(
 
 
 @step("record candidates in MLflow")
-def record_trials(run: Run, run_id: str, trials: tuple[Trial, ...]) -> None:
-    """Record a nested run per candidate: recipe as params, measurements as metrics, verdicts and raw samples as artifacts."""
+def record_trials(
+    run: Run,
+    run_id: str,
+    trials: tuple[Trial, ...],
+    evaluation: DataFile | None = None,
+    champion: Champion | None = None,
+) -> None:
+    """Record a nested run per candidate: recipe as params, measurements as metrics, verdicts and raw samples as artifacts.
+
+    Each variant is a LoggedModel too (see `variant_model`), whose metrics are on `evaluation`. `champion` is what was promoted.
+    """
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         for trial in trials:
             nested = trial.mlflow_run_id or open_candidate_run(client, run_id, trial.candidate)
-            record_trial(client, nested, trial)
+            record_trial(client, nested, trial, evaluation, champion)
         if any(trial.confirmed for trial in trials):
             registry_call(client.set_tag, run_id, CONFIRMED_TAG, "true")
 
@@ -223,7 +232,7 @@ def _datasets(evidence: Evidence) -> list[Any]:
         shapes = {name: [str(array.dtype), *array.shape[1:]] for name, array in samples.inputs.items()}
         dataset = Dataset(
             name=file.path.stem,
-            digest=file.digest[:36],
+            digest=file.digest[:DIGEST_LENGTH],
             source_type="s3" if file.uri else "local",
             source=json.dumps({"uri": file.uri or file.path.as_uri()}),
             schema=json.dumps(shapes),

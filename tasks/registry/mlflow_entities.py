@@ -11,6 +11,9 @@ from validators.redact import redact
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, RunTag
 
+# Length of a data set's digest in MLflow's tables.
+DIGEST_LENGTH = 36
+
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested dict, joining keys with dots."""
@@ -27,12 +30,12 @@ def as_params(values: dict[str, Any]) -> list[Param]:
     return [Param(_key(key), redact(str(value))) for key, value in values.items()]
 
 
-def as_metrics(values: dict[str, float]) -> list[Metric]:
-    """Return metrics with the present time and keys that MLflow accepts."""
+def as_metrics(values: dict[str, float], **links: str) -> list[Metric]:
+    """Return metrics with the present time and keys that MLflow accepts; `links` name a model, run and data set."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    return [Metric(_key(key), float(value), now, 0) for key, value in values.items()]
+    return [Metric(_key(key), float(value), now, 0, **links) for key, value in values.items()]
 
 
 def as_tags(values: dict[str, str]) -> list[RunTag]:

@@ -296,3 +296,39 @@ def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> 
     spoilt = changed(runs["bundles"][0], tmp_path / "spoilt.zip", {"baseline/finite.npy": b""})
     bad = subprocess.run([*command, str(spoilt)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert bad.returncode == 1 and "FAILED at baseline/finite.npy" in " ".join(bad.stdout.split())
+
+
+# What a user of MLflow writes who has never heard of quantgate.
+STRANGER = """
+import sys
+import mlflow, numpy as np
+client = mlflow.MlflowClient()
+experiment = client.get_experiment_by_name("quantgate")
+found = client.search_logged_models(
+    [experiment.experiment_id], filter_string="metrics.speedup_p50 > 0.01 AND metrics.accuracy > 0.7"
+)
+champion = client.get_model_version_by_alias("tiny-quantized", "champion-ort-cpu")
+best = next(one for one in found if champion.source == f"models:/{one.model_id}")
+print(mlflow.pyfunc.load_model(f"models:/{best.model_id}").predict({"x": np.load(sys.argv[1])["x"]})["logits"].shape[1])
+print(sorted(name for name in best.tags if name.startswith("quantgate.gate.")))
+judged = {one.key: one.dataset_name for one in best.metrics}
+print(best.params["precision"], judged["speedup_p50"], best.tags["quantgate.version"], len(found))
+"""
+
+
+def test_mlflow_alone_finds_the_champion_by_its_figures(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
+    """In an environment without quantgate."""
+    python = linked(tmp_path / "venv", ("mlflow", "onnxruntime"))
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{runs['state'] / 'mlflow.db'}",
+    }
+    absent = subprocess.run([python, "-c", "import tasks"], capture_output=True, env=env, cwd=tmp_path, check=False)
+    assert b"No module named 'tasks'" in absent.stderr
+    command = [str(python), "-W", "ignore", "-c", STRANGER, str(tiny.evaluation)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    classes, gates, facts = done.stdout.splitlines()[-3:]
+    assert classes == "4" and "'quantgate.gate.confirmed_drop'" in gates
+    assert facts == "int8 evaluation tiny-quantized/1 2"
