@@ -14,15 +14,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.mlflow_entities import DIGEST_LENGTH, as_metrics, as_tags
-from tasks.registry.mlflow_registry import registry_call
+from tasks.registry.mlflow_registry import registry_call, sent_once
 from validators.job.candidate_name import decode
 from validators.records.run import Champion, DataFile, Trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Tag of a candidate's run with the model that an earlier attempt created.
-MODEL_ID = "quantgate.model_id"
 VERSION = "quantgate.version"
 
 
@@ -47,18 +45,7 @@ def record_model(
     assert trial.variant is not None
     run: Any = registry_call(client.get_run, run_id)
     version = f"{champion.name}/{champion.version}" if champion and champion.digest == trial.variant.digest else ""
-    model_id = run.data.tags.get(MODEL_ID) or (_uploaded(client, champion) if version and champion else None)
-    if model_id is None:
-        created: Any = registry_call(
-            client.create_logged_model,
-            run.info.experiment_id,
-            name=re.sub(r"[^\w@-]", "_", trial.candidate),
-            source_run_id=run_id,
-            model_type="quantgate",
-        )
-        model_id = str(created.model_id)
-        registry_call(client.finalize_logged_model, model_id, "READY")
-    registry_call(client.set_tag, run_id, MODEL_ID, model_id)
+    model_id = (_uploaded(client, champion) if version and champion else None) or _created(client, run, trial.candidate)
     candidate = decode(trial.candidate)
     facts = {"target": candidate.target, "precision": candidate.precision} | dict(params)
     known: Any = registry_call(client.get_logged_model, model_id)
@@ -71,6 +58,24 @@ def record_model(
     if evaluation is not None:
         links |= {"dataset_name": evaluation.path.stem, "dataset_digest": evaluation.digest[:DIGEST_LENGTH]}
     registry_call(client.log_batch, run_id, metrics=as_metrics(dict(metrics), **links))
+
+
+def _created(client: MlflowClient, run: Any, candidate: str) -> str:
+    """Return the model of a candidate's run, which an earlier attempt may have created."""
+    experiments, source = [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+    found: Any = registry_call(client.search_logged_models, experiments, filter_string=source)
+    if found:
+        return str(found[0].model_id)
+    with sent_once():
+        created: Any = registry_call(
+            client.create_logged_model,
+            run.info.experiment_id,
+            name=re.sub(r"[^\w@-]", "_", candidate),
+            source_run_id=run.info.run_id,
+            model_type="quantgate",
+        )
+    registry_call(client.finalize_logged_model, created.model_id, "READY")
+    return str(created.model_id)
 
 
 def _uploaded(client: MlflowClient, champion: Champion) -> str | None:
