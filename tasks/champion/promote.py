@@ -24,6 +24,7 @@ from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes.runner import open_runner
+from tasks.serving import bom
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
@@ -171,11 +172,12 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
         "manifest": (folder / "manifest.json", manifest),
         "readme": (folder / "README.md", version_readme(promoted)),
     }
+    requirements = runtime_requirements(promoted.inventory, variant)
+    texts["sbom"] = (folder / bom.FILE, json.dumps(bom.bill_of_materials(promoted, requirements), indent=1))
     for path, text in texts.values():
         path.write_text(text, encoding="utf-8")
     files = variant_folder(variant, folder)
     evidence = {"evidence": str(promoted.approval.evidence)} if promoted.approval.evidence else {}
-    requirements = runtime_requirements(promoted.inventory, variant)
     with mlflow.start_run(run_id=promoted.run_id, log_system_metrics=False), quiet_mlflow():
         logged = registry_call(
             mlflow.pyfunc.log_model,

@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
+from tasks.serving.hub import metadata
 from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
@@ -17,7 +18,10 @@ from validators.samples.datasets import TensorSpec
 
 
 def version_readme(promoted: Promoted) -> str:
-    """Render the README as Markdown: the complete content of the card, the files, and how to load them."""
+    """Render the README as Markdown: the complete content of the card, the files, and how to load them.
+
+    It begins with the metadata of a model card of the Hugging Face Hub.
+    """
     manifest = promoted.manifest
     parts = {
         "What it is": sections.origin(promoted),
@@ -54,7 +58,8 @@ def version_readme(promoted: Promoted) -> str:
         "Limits": sections.limits(promoted),
     }
     title = f"# `{promoted.approval.variant.candidate}` of {shown(promoted.source.name)}"
-    return "\n\n".join([title, *("\n".join([f"## {name}", "", *lines]) for name, lines in parts.items())]) + "\n"
+    texts = [title, *("\n".join([f"## {name}", "", *lines]) for name, lines in parts.items())]
+    return metadata(promoted) + "\n\n".join(texts) + "\n"
 
 
 def _session(promoted: Promoted) -> list[str]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from huggingface_hub import ModelCard
 
+from tasks.serving.bom import bill_of_materials
 from tasks.serving.card import MOST_BYTES, model_card
 from tasks.serving.example import example
 from tasks.serving.promoted import Promoted
@@ -308,3 +314,45 @@ def test_the_example_of_an_engine_takes_what_lies_beside_it() -> None:
     compile(program, "example", "exec")
     assert 'sys.path.insert(0, "../code")' in program and "from trt_engine.load import open_version" in program
     assert "onnxruntime" not in program
+
+
+# Metadata of the Hub, and the bill of materials
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    """The YAML block before a README's text."""
+    _, block, _ = text.split("---\n", 2)
+    found: dict[str, Any] = yaml.safe_load(block)
+    return found
+
+
+def test_readme_begins_with_metadata_that_the_hub_reads() -> None:
+    found = promoted()
+    text = version_readme(found)
+    told = front_matter(text)
+    assert told["library_name"] == "onnx" and {"quantized", "int8", "ort-cpu"} <= set(told["tags"])
+    card = ModelCard(text)
+    (first, *_) = card.data.eval_results
+    accuracy = found.approval.trial.accuracy
+    assert accuracy and (first.metric_type, first.metric_value) == (accuracy.metric, accuracy.value)
+    assert card.text.lstrip().startswith("# `")
+
+
+def test_metadata_has_no_text_of_others() -> None:
+    assert front_matter(version_readme(promoted(HOSTILE)))["model-index"][0]["name"] == CANDIDATE
+
+
+@pytest.mark.parametrize("text", ["", HOSTILE])
+def test_bill_of_materials_is_valid_cyclonedx(text: str) -> None:
+    found = promoted(text)
+    document = bill_of_materials(found, ["onnxruntime==1.31.1", "numpy==2.4.1"])
+    faults = JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document))
+    assert faults is None, faults
+    refs = [part["bom-ref"] for part in document["components"]]
+    assert len(set(refs)) == len(refs) and "pkg:pypi/onnxruntime@1.31.1" in refs
+    assert set(document["dependencies"][0]["dependsOn"]) == set(refs)
+    metrics = document["metadata"]["component"]["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    assert {one["type"] for one in metrics} == {verdict.gate for verdict in found.approval.verdicts}
+    # One number in place of a text, and the check fails: it does check.
+    metrics[0]["value"] = 1
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(document)) is not None
