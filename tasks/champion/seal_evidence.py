@@ -14,14 +14,14 @@ import numpy as np
 
 from tasks.champion.bundle.archive import write_archive
 from tasks.champion.bundle.contents import Members, add_samples, installed_digest, lock_digests, sealed_members
-from tasks.champion.bundle.statement import signer_here
+from tasks.champion.bundle.statement import STATEMENT, signer_here
 from tasks.champion.manifest import manifest_of
 from tasks.ptq.graph.edits import model_bytes
 from tasks.registry.mlflow_registry import connect, registry_call
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.storage.product import Product
-from validators.digests import digest_values
+from validators.digests import digest_text
 from validators.records.artifact_paths import EVIDENCE
 from validators.records.bundle import CalibrationFacts, CodeFacts, DataFacts, EvidenceRecord, SourceFacts
 from validators.records.measurements import Accuracy
@@ -71,11 +71,12 @@ def seal_evidence(
         if best is not None and baseline is not None and best.variant and best.accuracy:
             record = _with_winner(run, run_inputs, inventory, members, record, baseline, best, required, sign_off)
         content = sealed_members(members, record, signer)
-        key = (digest_values(*[(name, content[name].hex()) for name in sorted(content)]),)
+        # The statement names every other member with its digest.
+        key = (digest_text(content[STATEMENT].decode("ascii")),)
         path, _ = run.store.make(Product("evidence", key, Path, partial(write_archive, content)))
         with connect(run.tracking_uri) as client:
             registry_call(client.log_artifact, mlflow_run_id, str(path), str(Path(EVIDENCE).parent))
-    log.info("evidence: %s members, %s", len(content), "signed" if signer else "unsigned")
+    log.info("evidence: %d members, %s", len(content), "signed" if signer else "unsigned")
     return path
 
 
