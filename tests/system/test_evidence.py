@@ -332,3 +332,26 @@ def test_mlflow_alone_finds_the_champion_by_its_figures(runs: dict[str, Any], ti
     classes, gates, facts = done.stdout.splitlines()[-3:]
     assert classes == "4" and "'quantgate.gate.confirmed_drop'" in gates
     assert facts == "int8 evaluation tiny-quantized/1 2"
+
+
+def test_run_without_a_winner_has_its_record(tiny: Tiny, tmp_path: Path) -> None:
+    """Of a file, with a gate that nothing passes; and with calibration data that is refused. Both are unsigned."""
+    state = tmp_path / "state"
+    with np.load(tiny.calibration) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    np.savez(tmp_path / "constant.npz", **{name: np.zeros_like(array) for name, array in arrays.items()})
+    jobs = {
+        "slow": tiny.job(gates={"min_speedup": 1e6}),
+        "refused": tiny.job(data={"calibration": str(tmp_path / "constant.npz"), "evaluation": str(tiny.evaluation)}),
+    }
+    calls: list[dict[str, object]] = [
+        {"name": name, "job": str(write_job(tmp_path / f"{name}.yaml", job))} for name, job in jobs.items()
+    ]
+    answers = run_jobs(state, tmp_path / "runs", calls)
+    found = {name: answer.result["outcome"] for name, answer in answers.items() if answer.result}
+    assert found == {"slow": "no_variant", "refused": "refused"}
+    bundles = list((state / "mlartifacts").rglob("evidence.zip"))
+    assert len(bundles) == 2
+    for bundle in bundles:
+        told = {part.part: part.is_sound for part in verify(bundle)}
+        assert told == {"archive": True, "signature": None, "calibration": True, "verdicts": None}
