@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.console import prepared
+from tasks.run.settings import state_folder, tracking_uri
 from validators.errors import EXIT_OK, JobError
 from validators.records.answer import CommandAnswer, Table
 
@@ -39,11 +41,8 @@ def verify(
     except (OSError, ValueError) as error:
         raise JobError(found=f"--key {key}: {error}", expected="a public key in PEM", fix="correct the path") from error
     if bundle.startswith("models:/"):
-        import mlflow
-
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-            place = Path(mlflow.artifacts.download_artifacts(artifact_uri=bundle, dst_path=folder))
-            parts = bundles.verify(place, key=pem, artifacts=artifacts)
+            parts = bundles.verify(_downloaded(bundle, Path(folder)), key=pem, artifacts=artifacts)
     else:
         parts = bundles.verify(Path(bundle), key=pem, artifacts=artifacts)
     failed = next((part for part in parts if part.is_sound is False), None)
@@ -52,3 +51,26 @@ def verify(
     table = Table([("Part", "Verified", "Found"), *rows], folded=frozenset({"Part", "Found"}))
     document = {"bundle": bundle, "is_sound": failed is None, "parts": [asdict(part) for part in parts]}
     return CommandAnswer(document, (table, summary), EXIT_UNSOUND if failed else EXIT_OK)
+
+
+def _downloaded(uri: str, folder: Path) -> Path:
+    """Download a version from the registry that runs use; return its folder.
+
+    Raises:
+        JobError: the registry has no such version.
+    """
+    prepared()
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    from tasks.registry.mlflow_registry import connect, registry_call
+
+    try:
+        with connect(tracking_uri(state_folder())):
+            return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+    except MlflowException as error:
+        raise JobError(
+            found=f"{uri}: {str(error).splitlines()[0]}",
+            expected="a registered version, such as models:/fraud-quantized@champion-ort-cpu",
+            fix="correct the address, or set MLFLOW_TRACKING_URI",
+        ) from error

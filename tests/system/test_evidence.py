@@ -293,6 +293,15 @@ def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> 
     command = [sys.executable, "-m", "flows.cli.app", "verify"]
     good = subprocess.run([*command, str(runs["bundles"][0])], cwd=ROOT, capture_output=True, text=True, check=False)
     assert good.returncode == 0 and "nothing failed" in good.stdout, good.stdout + good.stderr
+    env = environment(runs["state"])
+    for name, code, words in (
+        ("champion-ort-cpu", 0, "1 files, each with the digest"),
+        ("nobody", 2, "a registered version"),
+    ):
+        told = subprocess.run(
+            [*command, f"models:/tiny-quantized@{name}"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+        assert told.returncode == code and words in " ".join((told.stdout + told.stderr).split()), told.stderr
     spoilt = changed(runs["bundles"][0], tmp_path / "spoilt.zip", {"baseline/finite.npy": b""})
     bad = subprocess.run([*command, str(spoilt)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert bad.returncode == 1 and "FAILED at baseline/finite.npy" in " ".join(bad.stdout.split())
