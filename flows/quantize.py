@@ -74,9 +74,9 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
     """
     with keep_status(job, promote=promote) as status:
         run = start_run(job, timed_threads=count_spare_threads(job))
+        signer_here()  # before hours are spent on evidence that cannot be signed
         if promote:
             check_approval(run)
-            signer_here()  # before hours are spent on evidence that cannot be signed
             warn_of_local_locks(run.state)
         with turn_of(run), run.footprint.measured():
             run.clock.begin_budget()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from gpu.apart import apart
 from gpu.bundle import unpack
 from gpu.candidates import measure_target
-from gpu.ceilings import measure_ceilings
-from gpu.inventory import gpu_state, versions
 from gpu.make import Workshop
 from gpu.pytorch import measure_pytorch
 from gpu.record import REFUSED, Results
-from gpu.session import CEILINGS, PYTORCH, Check, Options, refusal, told
+from gpu.session import CEILINGS, PYTORCH, Check, Options, begin, end, measure_limits
 from tasks.measure.inventory import take_inventory
 from tasks.storage.store import Store
-from validators.errors import QuantgateError
 
 # What a rehearsal runs on: a processor takes minutes for a figure that says nothing.
 REHEARSED_BATCHES = 2
@@ -27,19 +22,10 @@ REHEARSED_BATCHES = 2
 def run_check(options: Options, results: Results, say: Callable[[str], None]) -> int:
     """Measure what is missing of the parts asked for; returns how many figures the time did not reach for."""
     check = Check(options, results, say)
-    part = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "parts": list(options.parts),
-        "models": list(options.models),
-        "launches": options.launches,
-        "versions": versions(),
-        "gpu": gpu_state(),
-    }
-    results.figures["parts"].append(part)
-    device = "cpu" if options.rehearsal else "cuda"
+    part, device = begin(check, options.parts), options.device
     targets = ("ort-cuda", "tensorrt")
     if CEILINGS in options.parts:
-        _ceilings(check, device)
+        measure_limits(check)
     for name in options.models:
         workshop = open_workshop(check, name)
         models = check.figure("models", name, lambda: describe_model(workshop))  # noqa: B023  # called at once
@@ -52,10 +38,7 @@ def run_check(options: Options, results: Results, say: Callable[[str], None]) ->
                 measure_target(check, workshop, "ort-cpu" if stands_in else target, name)
         if PYTORCH in options.parts:
             measure_pytorch(check, workshop, name, device)
-    part["seconds"] = round(time.monotonic() - check.started, 1)
-    part["left"] = check.left
-    results.write()
-    return check.left
+    return end(check, part)
 
 
 def open_workshop(check: Check, name: str) -> Workshop:
@@ -85,14 +68,3 @@ def describe_model(workshop: Workshop) -> dict[str, Any]:
         "calibration_samples": len(workshop.bundle.calibration),
         "evaluation_samples": len(workshop.bundle.evaluation),
     }
-
-
-def _ceilings(check: Check, device: str) -> None:
-    if check.options.again or not check.results.figures[CEILINGS]:
-        try:
-            found = apart(measure_ceilings, device, seconds=max(check.seconds_left, 1.0))
-        except (QuantgateError, ImportError) as error:  # without PyTorch there are none
-            found = {name: refusal(error) for name in ("copy", "float16")}
-        for name, figure in found.items():
-            check.results.put(CEILINGS, name, figure)
-            check.say(f"ceiling {name}: {told(figure)}")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu.apart import apart
+from gpu.ceilings import measure_ceilings
+from gpu.inventory import gpu_state, versions
 from gpu.record import REFUSED, Results
 from validators.errors import QuantgateError
 from validators.records.measurements import Estimate
@@ -37,6 +40,11 @@ class Options:
     block_seconds: float = 0.12
     again: bool = False
     rehearsal: bool = False
+
+    @property
+    def device(self) -> str:
+        """Torch's name of what is measured."""
+        return "cpu" if self.rehearsal else "cuda"
 
 
 @dataclass
@@ -78,6 +86,40 @@ class Check:
         self.results.put(section, key, found)
         self.say(f"{section} {key}: {told(found)}")
         return found
+
+
+def begin(check: Check, parts: Sequence[str]) -> dict[str, Any]:
+    """Note in the file what is measured now, and on what."""
+    options = check.options
+    part = {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "parts": list(parts),
+        "models": list(options.models),
+        "launches": options.launches,
+        "versions": versions(),
+        "gpu": gpu_state(),
+    }
+    check.results.figures["parts"].append(part)
+    return part
+
+
+def end(check: Check, part: dict[str, Any]) -> int:
+    """Note how long it took, and return how many figures the time did not reach for."""
+    part |= {"seconds": round(time.monotonic() - check.started, 1), "left": check.left}
+    check.results.write()
+    return check.left
+
+
+def measure_limits(check: Check) -> None:
+    """Measure the ceilings of the device, unless they are there."""
+    if check.options.again or not check.results.figures[CEILINGS]:
+        try:
+            found = apart(measure_ceilings, check.options.device, seconds=max(check.seconds_left, 1.0))
+        except (QuantgateError, ImportError) as error:  # without PyTorch there are none
+            found = {name: refusal(error) for name in ("copy", "float16")}
+        for name, figure in found.items():
+            check.results.put(CEILINGS, name, figure)
+            check.say(f"ceiling {name}: {told(figure)}")
 
 
 def accuracy(bundle: Bundle, reference: Reference, rows: Any, value: float) -> dict[str, Any]:

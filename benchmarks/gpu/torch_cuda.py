@@ -5,7 +5,6 @@ It imports neither ONNX nor pydantic nor scipy, so that it runs on a machine tha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,18 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpu.apart import apart
 from gpu.bundle import Bundle, unpack
-from gpu.ceilings import measure_ceilings
-from gpu.inventory import gpu_state, versions
+from gpu.inventory import versions
 from gpu.modules import build_module
 from gpu.record import REFUSED, Results
-from gpu.session import CEILINGS, CONFIDENCE, Check, Options, interval, told
+from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, end, interval, measure_limits
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
+from tasks.measure.metrics.perplexity import perplexity, score_batches
 from tasks.ptq.inductor.compiler import run_compiler
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
 from tasks.runtimes.inductor.coverage import measure_inductor
@@ -32,6 +30,7 @@ from tasks.runtimes.inductor.package import InductorModel
 from validators.digests import digest_file
 from validators.providers import INDUCTOR, INDUCTOR_CUDA
 from validators.records.run import SessionSettings
+from validators.samples.datasets import TensorSpec
 
 TARGET, HALF, FLOAT = "torch-cuda", "fp16", "fp32-fused"
 BATCHES = (1, 8, 32, 128)
@@ -60,29 +59,14 @@ RECIPES: Mapping[str, dict[str, Any]] = {
 def run_torch(options: Options, results: Results, say: Any) -> int:
     """Measure what is missing: ceilings, then the models; returns how many figures the time did not reach for."""
     check = Check(options, results, say)
-    part = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "parts": [CEILINGS, TARGET],
-        "models": list(options.models),
-        "launches": options.launches,
-        "versions": versions(),
-        "gpu": gpu_state(),
-    }
-    results.figures["parts"].append(part)
-    device = "cpu" if options.rehearsal else "cuda"
-    if not results.figures[CEILINGS] or options.again:
-        for name, figure in apart(measure_ceilings, device, seconds=max(check.seconds_left, 1.0)).items():
-            results.put(CEILINGS, name, figure)
-            say(f"ceiling {name}: {told(figure)}")
+    part = begin(check, (CEILINGS, TARGET))
+    measure_limits(check)
     for name in options.models:
         bundle = unpack(options.bundle / f"{name}.zip", options.work / "bundles", with_onnx=False)
         if options.rehearsal:
             bundle = bundle.shortened(REHEARSED)
-        _measure_model(check, bundle, device)
-    part["seconds"] = round(time.monotonic() - check.started, 1)
-    part["left"] = check.left
-    results.write()
-    return check.left
+        _measure_model(check, bundle, options.device)
+    return end(check, part)
 
 
 def _measure_model(check: Check, bundle: Bundle, device: str) -> None:
@@ -167,13 +151,12 @@ def _describe(bundle: Bundle, package: Path, device: str) -> dict[str, Any]:
     label = package.stem
     coverage = measure_inductor(package, _settings(device, label), bundle.request(2), None)
     model = InductorModel(package, usable_cores())
-    outputs = [model.run(batch)[0] for batch in bundle.evaluation.batches(bundle.notes.evaluation_batch)]
-    logits = np.concatenate(outputs).astype(np.float32)
-    labels = bundle.evaluation.labels
+    samples = bundle.evaluation
+    outputs = (model.run(batch)[0] for batch in samples.batches(bundle.notes.evaluation_batch))
     if bundle.notes.metric == "accuracy":
-        value = float((logits.argmax(axis=1) == labels).mean())
+        value = float((np.concatenate(list(outputs)).argmax(axis=1) == samples.labels).mean())
     else:
-        value = _perplexity(logits, bundle.evaluation.inputs["input_ids"])
+        value = perplexity(score_batches(outputs, samples, TensorSpec(bundle.notes.output, "float32", ())))
     return {
         "size_bytes": package.stat().st_size,
         "metric": bundle.notes.metric,
@@ -191,23 +174,11 @@ def _describe(bundle: Bundle, package: Path, device: str) -> dict[str, Any]:
     }
 
 
-def _perplexity(logits: NDArray[np.float32], ids: NDArray[Any]) -> float:
-    """The exponential of the mean negative log likelihood of each next token; logits `(n, length, vocabulary)`."""
-    losses = []
-    for row, tokens in zip(logits, ids, strict=True):
-        scores = row[:-1].astype(np.float64)
-        scores -= scores.max(axis=1, keepdims=True)
-        chosen = scores[np.arange(len(scores)), tokens[1:]]
-        losses.append(np.log(np.exp(scores).sum(axis=1)) - chosen)
-    return float(np.exp(np.concatenate(losses).mean()))
-
-
 def _cell(
     check: Check, bundle: Bundle, folder: Path, label: str, against: str, batch: int, artifact: dict[str, Any]
 ) -> dict[str, Any]:
     """Latency of a form in turn with float16, or of float16 with float32."""
     options = check.options
-    device = "cpu" if options.rehearsal else "cuda"
     # The job's own class needs pydantic.
     measurement: Any = SimpleNamespace(
         launches=options.launches,
@@ -221,7 +192,7 @@ def _cell(
         preprocess=None,
         postprocess=None,
     )
-    sides = [Contestant(folder / f"{name}.pt2", _settings(device, name)) for name in (against, label)]
+    sides = [Contestant(folder / f"{name}.pt2", _settings(options.device, name)) for name in (against, label)]
     latency = compare_latency(
         *sides,
         [bundle.request(batch)],

@@ -19,6 +19,7 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import TargetFacts, facts_of
 
+# aten/src/ATen/native/cuda/int4mm.cu
 INT4_GROUPS = (32, 64, 128, 256)
 # The first GPUs with products in E4M3.
 FP8_CAPABILITY = (8, 9)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from torch_cuda_twin import NAME
+from torch_sources import input_of, materials_of, write_source
 
-from tasks.evidence.torch_export import Original, convert
-from tasks.ptq.build_variant import Materials
-from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.inductor import session as inductor
 from tasks.runtimes.runner import open_runner
@@ -61,12 +56,7 @@ QKV, OUT, WIDE, LAST = TOKENS * 64 * 192, TOKENS * 64 * 64, TOKENS * 64 * 128, T
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a source as a run resolves it, and `batch.npz` with its answers."""
-    folder = tmp_path_factory.mktemp("source")
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder)]
-    done = subprocess.run(command, env=confined_environment(folder), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    convert(Original("program", folder / "original.pt2"), folder / "model.onnx")
-    return folder
+    return write_source(tmp_path_factory.mktemp("source"), PROGRAM)
 
 
 @pytest.fixture
@@ -102,12 +92,7 @@ def test_form_answers_like_its_source(
     """Each product runs in the precision of the name; the answers differ by its rounding, relative to their deviation."""
     with np.load(source / "batch.npz") as archive:
         batch, expected = {"x": archive["x"]}, archive["y"]
-    name = onnx.load(source / "model.onnx").graph.input[0].name
-    samples = [{name: batch["x"][index : index + 1]} for index in range(6)]
-    absent = [lambda *_: pytest.fail("made another material")] * 4
-    materials = Materials(
-        lambda: source / "model.onnx", *absent, lambda: samples, absent[0], program=source / "program.pt2", threads=2
-    )  # type: ignore[arg-type]  # one function stands for several materials
+    name, materials = input_of(source), materials_of(source, batch["x"])
     variant = make_variant(decode(f"{recipe}@{NAME}"), materials, tmp_path, threads=2)
     with open_runner(variant.path, variant.session) as runner:
         (found,) = runner.run({name: batch["x"]}, [runner.outputs[0].name])

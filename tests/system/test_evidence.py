@@ -202,6 +202,23 @@ def test_removed_sample_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
         assert failed_part(changed(runs["bundles"][0], path, {name: buffer.getvalue()})) == name
 
 
+@pytest.mark.parametrize(
+    "change", [{"manifest": "no JSON"}, {"manifest": "[]"}, {"job": {"gates": 5}}, {"baseline": None}]
+)
+def test_record_that_does_not_fit_together_is_found(
+    runs: dict[str, Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """A hostile record names the part, and raises nothing."""
+    members = read_archive(runs["bundles"][0])
+    record = json.loads(members[RECORD]) | {"signer": ""} | change
+    sound = read_record(members[RECORD])
+    found = members | {RECORD: json.dumps(record, indent=1, sort_keys=True).encode()}
+    found |= {STATEMENT: sealed(statement_of(sound, found), None)}
+    path = tmp_path / "forged.zip"
+    path.write_bytes(archived(found))
+    assert failed_part(path) in (RECORD, STATEMENT)
+
+
 def test_exchanged_artifact_is_found(runs: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "version"
     shutil.copytree(folder_of_version(runs), folder)

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
-import venv
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 from gpu.answers import rows_of
 from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from gpu.pytorch_modes import MODES, measure_launch, rows_of_module
+from packages import linked
 
 from tasks.runtimes.inductor.session import why_missing
 from validators.providers import CPU_PROVIDER
@@ -143,39 +142,11 @@ def test_a_rehearsal_fills_every_cell_and_is_no_figure_of_a_gpu(folder: Path, tm
     assert "A rehearsal on a processor" in gpu_check("table", str(results), "--rehearsal").stdout
 
 
-def torch_alone(folder: Path) -> Path:
-    """Return the Python of an environment with PyTorch and what it needs, and nothing else."""
-    import numpy
-    import torch
-
-    venv.create(folder, with_pip=False)
-    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-    names = {
-        "torch",
-        "torchgen",
-        "functorch",
-        "numpy",
-        "sympy",
-        "mpmath",
-        "filelock",
-        "networkx",
-        "jinja2",
-        "markupsafe",
-    }
-    names |= {"fsspec", "setuptools", "_distutils_hack", "numpy.libs", "typing_extensions.py"}
-    for home in {Path(module.__file__).parents[1] for module in (numpy, torch)}:
-        for entry in home.iterdir():
-            is_told = entry.name.endswith(".dist-info") and entry.name.lower().partition("-")[0] in names
-            if (entry.name in names or is_told) and not (site / entry.name).exists():
-                (site / entry.name).symlink_to(entry)
-    return folder / "bin" / "python"
-
-
 @pytest.mark.skipif(bool(why_missing()), reason="no C++ compiler")
 @pytest.mark.timeout(1500)
 def test_what_pytorch_alone_can_show_needs_nothing_else(folder: Path, tmp_path: Path) -> None:
     """Each form of the target is compiled, answered with and timed; the table shows what there is."""
-    python, results = torch_alone(tmp_path / "venv"), tmp_path / "rehearsal.json"
+    python, results = linked(tmp_path / "venv", ("torch", "numpy")), tmp_path / "rehearsal.json"
     command = [str(python), "-m", "benchmarks.gpu", "torch", str(folder), "--provider", "cpu", "--models", "text"]
     command += ["--launches", "1", "--batches", "2", "--block-seconds", "0.01", "--seconds", "900"]
     command += ["--results", str(results), "--work", str(tmp_path / "work")]

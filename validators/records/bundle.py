@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from validators.records.measurements import Accuracy
@@ -80,4 +80,3 @@ class EvidenceRecord:
     has_clusters: bool = False
     signer: str = ""
     format: int = BUNDLE_FORMAT
-    notes: tuple[str, ...] = field(default=())

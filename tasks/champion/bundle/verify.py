@@ -76,6 +76,9 @@ def verify(bundle: Path, *, key: str | None = None, artifacts: Path | None = Non
         parts.extend(_parts(bundle, key, artifacts))
     except BundleUnsound as error:
         parts.append(VerifiedPart(error.part, False, error.reason))
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        # Fields of the right type that do not fit together.
+        parts.append(VerifiedPart(RECORD, False, f"it does not fit together: {type(error).__name__} {error}"[:300]))
     except OSError as error:
         parts.append(VerifiedPart("archive", False, f"{bundle}: {error.strerror or error}"))
     return tuple(parts)
@@ -178,8 +181,8 @@ class _Verification:
     def __init__(self, record: EvidenceRecord, folder: Path, members: Mapping[str, bytes]) -> None:
         assert record.trial is not None and record.baseline is not None
         self.record, self._folder, self._members = record, folder, members
+        self.job = self._job(record.trial)
         self.trial = self._located(record.trial)
-        self.job = self._job()
         self.computed: dict[str, Verdict] = {}
 
     def parts(self) -> Iterator[VerifiedPart]:
@@ -238,13 +241,13 @@ class _Verification:
     def _add(self, verdicts: tuple[Verdict, ...]) -> None:
         self.computed |= {verdict.gate: verdict for verdict in verdicts}
 
-    def _job(self) -> Job:
+    def _job(self, trial: Trial) -> Job:
         try:
-            job = parse_job(self.record.job, base=Path())
+            self._as_given = job = parse_job(self.record.job, base=Path())
         except JobError as error:
             raise BundleUnsound("job", str(error)) from error
         # A recovered candidate was judged at a stricter confidence than the job's.
-        told = next((one.confidence for one in self.trial.verdicts if one.gate == "drop"), None)
+        told = next((one.confidence for one in trial.verdicts if one.gate == "drop"), None)
         return with_confidence(job, told) if told is not None and told > job.gates.confidence else job
 
     def _judged_data(self) -> JudgedData:
@@ -281,15 +284,14 @@ class _Verification:
 
     def _located(self, trial: Trial) -> Trial:
         """Return the trial with the members' files, and each latency computed from its times."""
-        job_confidence = float(self.record.job.get("gates", {}).get("confidence", 0.95))
-        share = self.record.job.get("confirmation", {}).get("candidates", 1)
+        job = self._as_given
         confirmed, champion = trial.confirmed, trial.beside_champion
 
-        def latency(one: Latency, confidence: float = job_confidence) -> Latency:
+        def latency(one: Latency, confidence: float = job.gates.confidence) -> Latency:
             return self._latency(one, confidence)
 
         if confirmed:
-            each = confidence_of_each(job_confidence, share)
+            each = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
             confirmed = replace(
                 confirmed,
                 latency=latency(confirmed.latency, each) if confirmed.latency else None,

@@ -25,9 +25,8 @@ aten = torch.ops.aten
 # aten/src/ATen/native/cuda/Blas.cpp: `_int_mm` takes more than 16 rows, and sizes that are multiples of 8; `_scaled_mm`
 # takes multiples of 16.
 _INT8_ROWS, _INT8_MULTIPLE, _FP8_MULTIPLE = 17, 8, 16
-# aten/src/ATen/native/cuda/int4mm.cu: tiles of 8 columns, and of 16 rows times 2, 4 or 8; sizes of groups.
+# aten/src/ATen/native/cuda/int4mm.cu: tiles of 8 columns, and of 16 rows times 2, 4 or 8.
 _INT4_COLUMNS, _INT4_ROWS, _INT4_TILES = 8, 16, (8, 4, 2)
-INT4_GROUPS = (32, 64, 128, 256)
 _LARGEST_INT8, _LARGEST_E4M3 = 127.0, 448.0
 # A row of zeros has no range.
 _SMALLEST = 1e-12
@@ -64,7 +63,7 @@ class Int8Rows(torch.nn.Module):
         scale = rows.abs().amax(1, keepdim=True).clamp(min=_SMALLEST) / _LARGEST_INT8
         codes = torch.round(rows / scale).to(torch.int8)
         count = codes.shape[0]
-        missing = torch.sym_max(_INT8_ROWS - count, 0)  # type: ignore[no-untyped-call]
+        missing = torch.sym_max(_INT8_ROWS - count, 0)  # type: ignore[no-untyped-call]  # torch has no types for it
         padded = functional.pad(codes, (0, 0, 0, missing))
         sums = torch._int_mm(padded, self.weight.t())[:count]
         return (sums.to(torch.float32) * scale * self.scale).reshape(*x.shape[:-1], -1)

@@ -78,7 +78,7 @@ class InductorModel:
     def _captured(self, tensors: list[Any]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         with self._turn:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_BEFORE_CAPTURE):
@@ -86,7 +86,7 @@ class InductorModel:
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph):
                 kept = self._loader.run(tensors)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
 
         def call() -> None:
             graph.replay()
@@ -94,7 +94,7 @@ class InductorModel:
             done.synchronize()
 
         # The graph reads and writes their memory.
-        call.memory = (tensors, kept)  # type: ignore[attr-defined]
+        call.memory = (tensors, kept)  # type: ignore[attr-defined]  # functions take attributes
         return call
 
     def _call(self, tensors: list[Any]) -> list[Any]:
