@@ -79,6 +79,12 @@ def chromium() -> Iterator[Browser]:
         yield opened
 
 
+@pytest.mark.golden
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    """Part of `make test`: a heading that was renamed breaks links on other pages."""
+    assert (site / "index.html").is_file()
+
+
 @pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (NARROW, True)], ids=["wide and light", "narrow and dark"])
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_page_is_whole_and_can_be_read(chromium: Browser, address: str, name: str, width: int, dark: bool) -> None:
