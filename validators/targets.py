@@ -234,7 +234,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             provider=TENSORRT,
             libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
             pairs="tensorrt",
-            without=frozenset({"bc", "fast", "g32", "gptq", "awq", "asym"}),
+            without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
             default_candidates=(
                 "fp16@tensorrt",
                 "int8-static-minmax-pc@tensorrt",

@@ -93,8 +93,8 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
         CandidateRefused: the model does not allow it.
     """
     kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
-    slow = _slow_nodes(candidate, materials) if candidate.fast else ()
-    nodes = [*slow, *(node for sensitivity in kept for node in sensitivity.part.nodes)]
+    slow = _slow_parts(candidate, materials) if candidate.fast else SlowParts()
+    nodes = [*slow.nodes, *(node for sensitivity in kept for node in sensitivity.part.nodes)]
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
     changes = {"nodes in INT8": len(report.quantized)}
@@ -108,7 +108,7 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
     if candidate.bias_corrected:
         corrected = correct_bias(float_model, path, path, materials.batches(), materials.libraries)
         changes["biases corrected"] = len(corrected.largest)
-    changes |= {f"faster in float: {node}": 1 for node in slow}
+    changes |= slow.changes
     return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
 
 
@@ -117,16 +117,22 @@ def ranked_form(candidate: Candidate) -> Candidate:
     return replace(candidate, kept_parts=0, bias_corrected=False, fast=False)
 
 
-def _slow_nodes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+def _slow_parts(candidate: Candidate, materials: Materials) -> SlowParts:
     found = materials.slow_parts(candidate)
-    if not found.nodes:
-        raise CandidateRefused(
-            kind="unsupported",
-            found="no product without which a request has fewer microseconds in its kernels",
-            expected=f"products that INT8 slows down, and a request that is {WORTH}x as fast with them in float",
-            fix="take the candidate without -fast, which is the same",
-        )
-    return found.nodes
+    if found.nodes:
+        return found
+    if found.timed:
+        lacking = "no product without which a request has fewer microseconds in its kernels"
+        expected = f"products that INT8 slows down, and a request that is {WORTH}x as fast with them in float"
+    else:
+        lacking = "no product with pairs whose removal would leave fewer layers to the engine"
+        expected = "products that the engine computes in float; others are timed on a GPU, and none is here"
+    raise CandidateRefused(
+        kind="unsupported",
+        found=lacking,
+        expected=expected,
+        fix="take the candidate without -fast, which is the same",
+    )
 
 
 def quantize_int8(
@@ -221,8 +227,21 @@ def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dic
     Raises:
         CandidateRefused: the model does not allow it.
     """
+    slow = _slow_parts(candidate, materials) if candidate.fast else SlowParts()
+    return quantize_for_tensorrt(candidate, materials, path, keep_float=slow.nodes) | slow.changes
+
+
+def quantize_for_tensorrt(
+    candidate: Candidate, materials: Materials, path: Path, *, keep_float: Collection[str] = ()
+) -> dict[str, int]:
+    """Write the form for TensorRT with the products `keep_float` in float16; return the counts of changes.
+
+    Raises:
+        CandidateRefused: see `tensorrt_form`.
+    """
     with _in_new_operators(float_graph(candidate, materials), materials) as graph:
-        return tensorrt_forms.make_form(candidate, graph, materials.statistics(candidate.smooth), path)
+        statistics = materials.statistics(candidate.smooth)
+        return tensorrt_forms.make_form(candidate, graph, statistics, path, keep_float=keep_float)
 
 
 def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

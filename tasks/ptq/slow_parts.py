@@ -1,7 +1,10 @@
-"""Products that INT8 makes slower, found by profiles of the INT8 and the float model; a `-fast` candidate leaves them in float.
+"""Products that INT8 makes slower, found by costs of the INT8 and the float model; a `-fast` candidate leaves them in float.
+
+Costs are microseconds by the runtime's own timer: ONNX Runtime's profile, or TensorRT's on a GPU. Without a GPU, the layers
+of engines are counted (`tasks.runtimes.engines.costs`).
 
 A kernel in float also needs conversions around it, which its own time does not show. So the slowest ones are left in float
-together, the model is profiled again, and half of them are tried next. NVIDIA ModelOpt keeps pairs by the same ratio.
+together, the model is measured again, and half of them are tried next. NVIDIA ModelOpt keeps pairs by the same ratio.
 
 Others may compute at the same time, so the shortest of `ROUNDS` in turn counts. They only choose
 what is tried; the candidate is timed and judged as any other.
@@ -9,7 +12,7 @@ what is tried; the candidate is timed and judged as any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,33 +21,44 @@ import onnx
 from tasks.ptq.graph.edits import WEIGHT_INPUT, scratch
 from tasks.ptq.sensitivity import Quantize
 from tasks.runtimes.kernel_times import node_times, profile, time_kernels
-from tasks.runtimes.kernels import WARM_UP
+from tasks.runtimes.kernels import ROUNDS, WARM_UP, Costs
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# Least ratio of a float time to an INT8 time for a pair to stay, and of the model's time before to after the others go.
+# Least ratio of a float cost to an INT8 cost for a pair to stay, and of the model's cost before to after the others go.
 WORTH = 1.02
-# Variants that are profiled: with all slow products in float, half of them, and a quarter.
+# Variants that are measured: with all slow products in float, half of them, and a quarter.
 ATTEMPTS = 3
-ROUNDS, REQUESTS = 2, WARM_UP + 7
+REQUESTS = WARM_UP + 7
+
+# Returns the costs of models, which take turns while they are measured.
+Measure = Callable[[Sequence[Path]], list[Costs]]
 
 
 @dataclass(frozen=True)
 class SlowParts:
-    """Nodes to leave in float, slowest in INT8 first, and the model's microseconds in kernels before and after."""
+    """Nodes to leave in float, slowest in INT8 first, and the cost of a request before and after.
+
+    Costs are microseconds in kernels or, if not `timed`, counts of layers.
+    """
 
     nodes: tuple[str, ...] = ()
-    before_us: float = 0.0
-    after_us: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
+    timed: bool = True
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """The nodes among a variant's changes.
+
+        >>> SlowParts(("head",), 3.0, 2.0).changes
+        {'faster in float: head': 1}
+        """
+        label = "faster in float" if self.timed else "float in the engine even with pairs"
+        return {f"{label}: {node}": 1 for node in self.nodes}
 
 
-@dataclass(frozen=True)
-class _Times:
-    by_node: dict[str, float]
-    total: float
-
-
-def find_slow_parts(model: Path, quantize: Quantize, batch: Arrays, settings: SessionSettings) -> SlowParts:
+def find_slow_parts(model: Path, quantize: Quantize, measure: Measure) -> SlowParts:
     """Return the nodes of a float model whose INT8 kernels slow down a request; none if no attempt gains `WORTH`.
 
     Raises:
@@ -53,8 +67,8 @@ def find_slow_parts(model: Path, quantize: Quantize, batch: Arrays, settings: Se
     with scratch() as folder:
         path = folder / "int8.onnx"
         quantize(model, (), path)
-        in_float, before = _times([model, path], batch, settings)
-        found = SlowParts(before_us=before.total, after_us=before.total)
+        in_float, before = measure([model, path])
+        found = SlowParts((), before.total, before.total, before.timed)
         slow = slow_nodes(onnx.load(model, load_external_data=False).graph, in_float.by_node, before.by_node)
         for attempt in range(ATTEMPTS):
             nodes = slow[: len(slow) >> attempt]
@@ -63,9 +77,9 @@ def find_slow_parts(model: Path, quantize: Quantize, batch: Arrays, settings: Se
             tried = folder / f"without{attempt}.onnx"
             quantize(model, nodes, tried)
             # Beside the first variant, since the machine may be slower by now.
-            again, after = _times([path, tried], batch, settings)
-            if again.total >= WORTH * after.total and after.total / again.total < found.after_us / found.before_us:
-                found = SlowParts(nodes, again.total, after.total)
+            again, after = measure([path, tried])
+            if again.total >= WORTH * after.total and after.total / again.total < found.after / found.before:
+                found = SlowParts(nodes, again.total, after.total, before.timed)
         return found
 
 
@@ -87,14 +101,16 @@ def slow_nodes(graph: onnx.GraphProto, in_float: dict[str, float], in_int8: dict
     return tuple(sorted(loses, key=lambda name: -loses[name]))
 
 
-def _times(models: Sequence[Path], batch: Arrays, settings: SessionSettings) -> list[_Times]:
-    """Return the shortest times of each model's kernels over `ROUNDS` in which the models take turns."""
+def profile_costs(models: Sequence[Path], batch: Arrays, settings: SessionSettings) -> list[Costs]:
+    """Return the shortest times of kernels in ONNX Runtime's profiles over `ROUNDS` in which the models take turns.
+
+    Raises:
+        CandidateRefused: the runtime does not load or run a model.
+    """
     shortest: list[dict[str, float]] = [{} for _ in models]
     for _ in range(ROUNDS):
         for times, path in zip(shortest, models, strict=True):
             for kernel in time_kernels(profile(path, settings, batch, requests=REQUESTS), REQUESTS):
                 times[kernel.name] = min(kernel.microseconds, times.get(kernel.name, kernel.microseconds))
     graphs = [onnx.load(path, load_external_data=False).graph for path in models]
-    return [
-        _Times(node_times(graph, times), sum(times.values())) for graph, times in zip(graphs, shortest, strict=True)
-    ]
+    return [Costs(node_times(graph, times), sum(times.values())) for graph, times in zip(graphs, shortest, strict=True)]

@@ -7,6 +7,7 @@ What goes where is in `fp16_rules.py` and, for the pairs, in `placement.py`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from tasks.ptq.calibrate.calibration import read_ranges
@@ -21,8 +22,12 @@ from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES, quantize_blocks
 from validators.job.candidate_name import Candidate
 
 
-def make_form(candidate: Candidate, graph: Path, statistics: Path, path: Path) -> dict[str, int]:
+def make_form(
+    candidate: Candidate, graph: Path, statistics: Path, path: Path, *, keep_float: Collection[str] = ()
+) -> dict[str, int]:
     """Write the candidate's form of a float graph to `path`, given what calibration saw; return what was changed.
+
+    `keep_float` names products that stay in float16 in an INT8 form.
 
     Raises:
         CandidateRefused: the model does not allow it, or the result is not valid.
@@ -38,10 +43,12 @@ def make_form(candidate: Candidate, graph: Path, statistics: Path, path: Path) -
             changes |= {"Gemm split into MatMul and Add": blocks.gemm_split, "MatMul in INT4": len(blocks.quantized)}
             return changes | count_reasons("MatMul left in float16", blocks.left.values())
         ranges = half.with_carried(read_ranges(statistics, candidate.range_method or "minmax", symmetric=True))
-        return changes | _quantize(candidate, base, ranges, path)
+        return changes | _quantize(candidate, base, ranges, path, keep_float)
 
 
-def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: Path) -> dict[str, int]:
+def _quantize(
+    candidate: Candidate, base: Path, ranges: dict[str, Range], path: Path, keep_float: Collection[str]
+) -> dict[str, int]:
     if candidate.precision == "fp8":
         report, precision = quantize_fp8(base, ranges, candidate, path), "FP8 E4M3"
     else:
@@ -54,5 +61,7 @@ def _quantize(candidate: Candidate, base: Path, ranges: dict[str, Range], path: 
             every_operator=candidate.every_operator,
             activation="int8",
             weights=Int8Weights(candidate.granularity == "pc"),
+            keep_float=keep_float,
         )
-    return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", report.left.values())
+    left = (reason for node, reason in report.left.items() if node not in keep_float)
+    return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", left)

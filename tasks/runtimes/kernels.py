@@ -11,6 +11,8 @@ from tasks.runtimes.providers import provider_of
 # for each.
 WARM_UP = 3
 PROFILED = WARM_UP + 7
+# Rounds in which models that are compared take turns, where the shortest time counts.
+ROUNDS = 2
 # Their inputs are in 16 bits, their outputs need not be.
 _CONVERSIONS = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear"})
 
@@ -25,6 +27,15 @@ class Kernel:
     name: str
     is_low_precision: bool
     is_half: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of one model: of its nodes by name, and of a whole request, in microseconds or, if not `timed`, in counts."""
+
+    by_node: dict[str, float]
+    total: float
+    timed: bool = True
 
 
 def kernel_of(args: dict[str, Any], provider: str) -> Kernel:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tasks.ptq.forms import refuse_any
 from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort_gpu import ENGINE_CACHE, why_missing
 from tasks.runtimes.providers import provider_of
@@ -23,6 +24,12 @@ from validators.targets import facts_of
 AS_WRITTEN = {
     "optimization.disable_specified_optimizers": "WeightBiasQuantization;QDQPropagationTransformer;MatMulAddFusion"
 }
+
+
+def _refuse_recipe(candidate: Candidate) -> None:
+    reason = "no -fast: it needs the layers of engines, which ONNX Runtime does not report; take tensorrt"
+    refuse_any(candidate.target, {"products left in float by layers": (candidate.fast, reason)})
+    refuse_recipe(candidate)
 
 
 def _session(
@@ -57,7 +64,7 @@ TARGET = Target(
     session=_session,
     availability=_availability,
     refused=REFUSED,
-    refuse_recipe=refuse_recipe,
+    refuse_recipe=_refuse_recipe,
     keep_caches=_keep_caches,
     why_unmeasured=_why_unmeasured,
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
 from tasks.run.context import Run
-from tasks.runtimes.engines.build import available, make_engine, profile_of, values_of
+from tasks.runtimes.engines.build import available, make_engine, settings_of
 from tasks.runtimes.engines.build_process import copy_log, read_log
 from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.runtimes.engines.errors import notes_in
@@ -25,9 +25,9 @@ from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.job import WINDOW_METRICS
 from validators.providers import CPU_PROVIDER
-from validators.records.engines import BuildSettings, Engine
+from validators.records.engines import Engine
 from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.run_inputs import RunInputs
 from validators.samples.words import SHOWN, and_more
 
 
@@ -61,21 +61,7 @@ def _engine(
     run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
 ) -> Engine:
     """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
-    job, evidence, points = run.job, run_inputs.evidence, run.job.measurement.points
-    if run.job.inputs:
-        raise CandidateRefused(
-            kind="unsupported",
-            found=f"`inputs` of the job: {', '.join(sorted(run.job.inputs))}",
-            expected="for an engine, inputs that are arrays with the samples along axis 0",
-            fix="use candidates of another target, or export the model so",
-        )
-    build = BuildSettings(
-        profile_of(evidence.inputs, job.engines, points, _shapes(evidence), accuracy_batch=_most_at_once(run)),
-        job.engines.workspace_mb,
-        job.engines.tf32,
-        compute_capabilities,
-        values_of(evidence.inputs, evidence.evaluation.inputs),
-    )
+    build = settings_of(run.job, run_inputs.evidence, compute_capabilities, accuracy_batch=_most_at_once(run))
     inputs = (
         variant.digest,
         asdict(build),
@@ -107,11 +93,6 @@ def _kept(run: Run, log: Path) -> Path | None:
         return None
 
     return run.store.make(Product("refused-build", (digest_file(log),), Path, partial(copy_log, log)))[0]
-
-
-def _shapes(evidence: Evidence) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of each input in the data that the engine must accept, by input; that of requests comes first."""
-    return {spec.name: [evidence.evaluation.inputs[spec.name].shape] for spec in evidence.inputs}
 
 
 def _most_at_once(run: Run) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,30 @@ import onnx
 
 from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
 from tasks.measure.request import request_batch
-from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
+from tasks.ptq.build_variant import Materials, float_graph, quantize_for_tensorrt, quantize_int8, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import pass_batch_size, pass_batches
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
+from tasks.ptq.graph.edits import scratch
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
-from tasks.ptq.slow_parts import SlowParts, find_slow_parts
+from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
+from tasks.runtimes.engines.build import settings_of
+from tasks.runtimes.engines.costs import EngineCosts
 from tasks.storage.product import Product
+from tasks.targets.catalog import find_target
 from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
+from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.run_inputs import RunInputs
 
@@ -150,6 +155,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
 
     def slow_parts(candidate: Candidate) -> SlowParts:
         plain, point = ranked_form(candidate), run.job.measurement.points[0]
+        builds = _builds(run, run_inputs, inventory, candidate)
         inputs = (
             *_graph_inputs(source, inventory),
             plain.name,
@@ -159,8 +165,9 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             asdict(point),
             inventory.device_key,
             [asdict(library) for library in run.libraries],
+            [asdict(build) for build in builds],
         )
-        make = partial(_make_slow_parts, run, run_inputs, materials, plain)
+        make = partial(_make_slow_parts, run, run_inputs, inventory, materials, builds, plain)
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
@@ -209,16 +216,42 @@ def _graph_inputs(source: Source, inventory: Inventory) -> tuple[Any, ...]:
 
 
 def _make_slow_parts(
-    run: Run, run_inputs: RunInputs, materials: Materials, candidate: Candidate, _folder: Path
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    materials: Materials,
+    builds: Sequence[BuildSettings],
+    candidate: Candidate,
+    _folder: Path,
 ) -> SlowParts:
-    def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
-        return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
-
     batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
     with run.clock.work("find slow parts"):
+        if builds:
+            with scratch() as folder:
+                in_float = folder / "float16.onnx"
+                quantize_for_tensorrt(replace(candidate, precision="fp16"), materials, in_float)
+                costs = EngineCosts(builds, inventory.gpu, batch, in_float, run.state / "timing-caches")
+                form = partial(quantize_for_tensorrt, candidate, materials)
+                return find_slow_parts(in_float, lambda _, keep_float, path: form(path, keep_float=keep_float), costs)
+
+        def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
+            return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
+
         # Others may compute at the same time: one thread waits for no other.
         settings = session_settings(candidate, 1, run.libraries).without_spinning()
-        return find_slow_parts(float_graph(candidate, materials), quantize, batch, settings)
+        measure = partial(profile_costs, batch=batch, settings=settings)
+        return find_slow_parts(float_graph(candidate, materials), quantize, measure)
+
+
+def _builds(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> tuple[BuildSettings, ...]:
+    """Return the settings of the engines that tell a candidate's slow parts; none where no engine is built."""
+    if not find_target(candidate.target).builds_engines:
+        return ()
+    job = run.job
+    capabilities = [()] if inventory.gpu else [(name,) for name in job.engines.ahead_of_time]
+    # Engines of the variant accept more samples at once, for accuracy; here they run one request.
+    most = max(point.batch_size for point in job.measurement.points)
+    return tuple(settings_of(job, run_inputs.evidence, names, accuracy_batch=most) for names in capabilities)
 
 
 def _make_ranking(

@@ -25,11 +25,13 @@ from tasks.runtimes.trt_engine.api import OLDEST, RUNTIMES
 from tasks.runtimes.trt_engine.build import NodeError
 from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused, JobError
+from validators.job.job import Job
 from validators.job.job_engines import AxisRange, Engines
 from validators.job.job_measurement import OperatingPoint
 from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest, Runtime, ShapeRange
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
+from validators.samples.run_inputs import Evidence
 
 # The job's name for axis 0, whatever the model calls it.
 BATCH = "batch"
@@ -194,6 +196,33 @@ def _has_gpu() -> bool:
     found = library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
     library.nvmlShutdown()
     return found and count.value > 0
+
+
+def settings_of(
+    job: Job, evidence: Evidence, compute_capabilities: tuple[str, ...], *, accuracy_batch: int
+) -> BuildSettings:
+    """Return the build settings of a job's engines, which accept its data and up to `accuracy_batch` samples at once.
+
+    Raises:
+        CandidateRefused: `unsupported`: the job names constants for inputs.
+        JobError: see `profile_of`.
+    """
+    if job.inputs:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"`inputs` of the job: {', '.join(sorted(job.inputs))}",
+            expected="for an engine, inputs that are arrays with the samples along axis 0",
+            fix="use candidates of another target, or export the model so",
+        )
+    data = evidence.evaluation.inputs
+    shapes = {spec.name: [data[spec.name].shape] for spec in evidence.inputs}
+    return BuildSettings(
+        profile_of(evidence.inputs, job.engines, job.measurement.points, shapes, accuracy_batch=accuracy_batch),
+        job.engines.workspace_mb,
+        job.engines.tf32,
+        compute_capabilities,
+        values_of(evidence.inputs, data),
+    )
 
 
 def profile_of(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from numpy.typing import NDArray
 
+from tasks.runtimes.kernels import WARM_UP
 from tasks.runtimes.trt_engine.api import load_api
 from tasks.runtimes.trt_engine.cuda import CudaError
 from tasks.runtimes.trt_engine.run import EngineError, EngineRunner
@@ -18,6 +20,8 @@ from validators.providers import TENSORRT
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 
+# Requests whose median counts, behind `WARM_UP`.
+_TIMED = 30
 # driver_types.h: the error for too little GPU memory.
 _NO_MEMORY = "cudaErrorMemoryAllocation"
 _NO_GPU = frozenset({"cudaErrorNoDevice", "cudaErrorInsufficientDriver"})
@@ -77,6 +81,16 @@ def inspect_engine(plan: Path, batch: Arrays) -> tuple[str, dict[str, float]]:
     """
     with _open(plan) as engine, _refused():
         return engine.layers_json(), engine.layer_times(batch)
+
+
+def request_ms(plan: Path, batch: Arrays) -> float:
+    """Return the GPU milliseconds of one request, the median of several; a CUDA graph if the engine can be captured.
+
+    Raises:
+        CandidateRefused: see `inspect_engine`.
+    """
+    with _open(plan) as engine, _refused():
+        return median(engine.kernel_ms(engine.bound(batch), WARM_UP + _TIMED)[WARM_UP:])
 
 
 @contextmanager

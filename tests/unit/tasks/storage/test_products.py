@@ -124,7 +124,7 @@ def changed(copy: Path, before: dict[str, str], edits: dict[str, tuple[str, str]
             "tasks/runtimes/engines/build_process.py",
             "PATIENCE_SECONDS = 7200.0",
             "PATIENCE_SECONDS = 1.0",
-            {"engine", "refused-build"},
+            {"engine", "refused-build", *INT8},
         ),
         (
             "tasks/measure/latency/worker.py",
