@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,18 @@ from tasks.ptq.calibrate.statistics import save_statistics
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.ptq.tensorrt_forms import make_form
+from tasks.runtimes.engines.build import build_engine
+from tasks.runtimes.engines.costs import EngineCosts
+from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.targets.catalog import lint
 from tasks.targets.variants import make_variant, refuse_other_targets, why_unmeasured
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
+from validators.records.engines import BuildSettings, ShapeRange
+from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
@@ -130,6 +138,46 @@ def test_the_forms_are_built_with_the_products_that_they_promise(tmp_path: Path)
             assert found == [("TRT206 int4-apart", "g_MatMul"), ("TRT206 int4-apart", "h_MatMul")]
         else:
             assert found == [] and "Int8" not in built.types
+
+
+BUILD = BuildSettings({"x": ShapeRange((1, 4, 8, 8), (4, 4, 8, 8), (8, 4, 8, 8))})
+FAST = decode("int8-static-minmax-pc-fast@tensorrt")
+
+
+def find_in_engines(folder: Path, *capabilities: str) -> SlowParts:
+    """Products of `patterns` whose pairs are removed, by real engines for these compute capabilities."""
+    model, statistics, x = patterns(folder)
+    in_float = folder / "float16.onnx"
+    make_form(replace(FAST, precision="fp16"), model, statistics, in_float)
+    costs = EngineCosts([replace(BUILD, compute_capabilities=(one,)) for one in capabilities], None, {"x": x}, in_float)
+
+    def quantize(_: Path, keep_float: Collection[str], path: Path) -> None:
+        make_form(FAST, model, statistics, path, keep_float=keep_float)
+
+    return find_slow_parts(in_float, quantize, costs)
+
+
+def coverage_without(folder: Path, keep_float: Collection[str]) -> tuple[Coverage, int]:
+    """Coverage of the engine for 7.5, and the products with pairs in its file."""
+    path = folder / "without.onnx"
+    changes = make_form(FAST, folder / "patterns.onnx", folder / "patterns.npz", path, keep_float=keep_float)
+    build = replace(BUILD, compute_capabilities=("7.5",))
+    engine = build_engine(path, build, folder / "engine", gpu=None, timing_caches=None)
+    return coverage_of_layers(path, engine.layers, {"x": draw(4, 4, 8, 8)}), changes["nodes in INT8"]
+
+
+def test_pairs_that_an_engine_does_not_use_are_removed(tmp_path: Path) -> None:
+    """For 7.5, TensorRT-RTX 1.7.1 has no INT8 convolution: with pairs, both run in float16 behind layers that only convert."""
+    pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
+    found = find_in_engines(tmp_path, "7.5")
+    assert set(found.nodes) == {"c", "d"} and not found.timed
+    assert found.after < found.before - 2, "two products in float less, and fewer layers added"
+    before, pairs_before = coverage_without(tmp_path, ())
+    after, pairs_after = coverage_without(tmp_path, found.nodes)
+    assert (pairs_before, pairs_after) == (6, 4)
+    assert before.share == after.share > 0, "the same products in INT8, by fewer pairs"
+    # With INT8 convolutions nothing is useless, and one file serves both.
+    assert find_in_engines(tmp_path, "8.9").nodes == find_in_engines(tmp_path, "7.5", "8.9").nodes == ()
 
 
 def half(values: Array) -> Floats:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from engines import MIXED, Fakes, faked, mixed_batch
 from fake_cuda import Error
+from fake_trt_runtime import RUN_MS
 
-from tasks.runtimes.engines.runner import inspect_engine, open_engine
+from tasks.runtimes.engines.runner import inspect_engine, open_engine, request_ms
 from tasks.runtimes.runner import Runner, run_all
 from validators.errors import CandidateRefused
 from validators.providers import CPU_PROVIDER, TENSORRT
@@ -62,6 +63,11 @@ def test_an_engine_is_freed_when_the_block_fails(fakes: Fakes, plan: Path) -> No
 def test_layers_are_told_with_their_times(fakes: Fakes, plan: Path) -> None:
     text, times = inspect_engine(plan, mixed_batch(3))
     assert json.loads(text) == {"Layers": ["gemm", "loop", "loop"]} and times == {"gemm": 0.25, "loop": 1.0}
+    assert fakes.cuda.held() == 0
+
+
+def test_request_is_timed_by_events(fakes: Fakes, plan: Path) -> None:
+    assert request_ms(plan, mixed_batch(3)) == RUN_MS
     assert fakes.cuda.held() == 0
 
 

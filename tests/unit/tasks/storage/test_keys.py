@@ -30,7 +30,7 @@ from validators.digests import digest_model
 from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, Engine, EngineManifest
-from validators.records.run import SessionSettings, Source, Trial, Variant
+from validators.records.run import Gpu, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.run_inputs import Evidence, RunInputs
 
@@ -120,6 +120,29 @@ def test_fast_variant_is_made_for_each_finding_of_a_profile(shop: Shop, monkeypa
     assert seen["one"][0].changes[f"faster in float: {nodes[0]}"] == 1
     assert seen["other"][0].digest != seen["one"][0].digest
     assert shop.count("slow-parts") == 3
+
+
+def test_fast_engine_variant_follows_its_builds(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products stay in float16; engines for other compute capabilities are inspected again."""
+    asked: list[list[Any]] = []
+
+    def find(model: Path, quantize: Any, costs: Any) -> SlowParts:
+        names = [node.name for node in onnx.load(model).graph.node if node.op_type in {"MatMul", "Gemm"}]
+        quantize(model, names[:1], model.with_name("tried.onnx"))
+        asked.append([build.compute_capabilities for build in costs.builds])
+        return SlowParts((names[0],), 2.0, 1.0, timed=False)
+
+    monkeypatch.setattr(materials, "find_slow_parts", find)
+    name = "int8-static-minmax-pc-fast@tensorrt"
+    plain, _ = shop.variant(name.replace("-fast", ""), target="tensorrt", candidates=[name])
+    fast, _ = shop.variant(name, target="tensorrt", candidates=[name], engines={"ahead_of_time": ["7.5"]})
+    assert [change for change in fast.changes if change.startswith("float in the engine even with pairs: ")]
+    assert plain.changes["nodes in INT8"] - fast.changes["nodes in INT8"] == 1
+    _, was_there = shop.variant(name, target="tensorrt", candidates=[name], engines={"ahead_of_time": ["8.9"]})
+    assert was_there and asked == [[("7.5",)], [("8.9",)]]
+    shop.inventory = replace(shop.inventory, gpu=Gpu("a GPU", "GPU-1", "9.0", "580.95.05", 10**10))
+    shop.variant(name, target="tensorrt", candidates=[name])
+    assert asked[-1] == [()] and len(asked) == 3
 
 
 def test_plain_variant_is_shared_by_judged_outputs_and_seeds(shop: Shop) -> None:

@@ -26,10 +26,12 @@ from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials.build_engine import with_engine
 from tasks.trials.make_candidate import refused
+from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused
 from validators.gates.approval import Approval, NotApproved
+from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT
 from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest
@@ -218,6 +220,18 @@ def test_an_engine_is_registered_with_what_it_is_bound_to(
         manifest_of(run_inputs, WITHOUT, baseline_variant(run_of(tiny, tmp_path), run_inputs, WITHOUT), None)["engine"]
         is None
     )
+
+
+def test_fast_candidate_without_useless_pairs_is_refused(tiny: Tiny, tmp_path: Path, run_inputs: RunInputs) -> None:
+    """By real engines, in which each product is an INT8 kernel; nothing here times them."""
+    pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
+    name = "int8-static-minmax-pc-fast@tensorrt"
+    run = run_of(tiny, tmp_path, target="tensorrt", candidates=[name])
+    made, was_there = variant_from_store(run, run_inputs, WITHOUT, decode(name))
+    assert made.refusal is not None and made.refusal.kind == "unsupported" and not was_there
+    assert "whose removal would leave fewer layers" in made.refusal.reason
+    assert "timed on a GPU, and none is here" in made.refusal.reason
+    assert variant_from_store(run, run_inputs, WITHOUT, decode(name))[1]
 
 
 def test_what_never_ran_is_never_promoted(tiny: Tiny) -> None:
