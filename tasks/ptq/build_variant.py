@@ -123,7 +123,7 @@ def _slow_parts(candidate: Candidate, materials: Materials) -> SlowParts:
         return found
     if found.timed:
         lacking = "no product without which a request has fewer microseconds in its kernels"
-        expected = f"products that INT8 slows down, and a request that is {WORTH}x as fast with them in float"
+        expected = f"products that low precision slows down, and a request {WORTH}x as fast with them in float"
     else:
         lacking = "no product with pairs whose removal would leave fewer layers to the engine"
         expected = "products that the engine computes in float; others are timed on a GPU, and none is here"

@@ -1,4 +1,4 @@
-"""Products that INT8 makes slower, found by costs of the INT8 and the float model; a `-fast` candidate leaves them in float.
+"""Products that INT8 or FP8 makes slower, by costs of that and the float model; a `-fast` candidate leaves them in float.
 
 Costs are microseconds by the runtime's own timer: ONNX Runtime's profile, or TensorRT's on a GPU. Without a GPU, the layers
 of engines are counted (`tasks.runtimes.engines.costs`).

@@ -27,7 +27,7 @@ def make_form(
 ) -> dict[str, int]:
     """Write the candidate's form of a float graph to `path`, given what calibration saw; return what was changed.
 
-    `keep_float` names products that stay in float16 in an INT8 form.
+    `keep_float` names products that stay in float16 in an INT8 or FP8 form.
 
     Raises:
         CandidateRefused: the model does not allow it, or the result is not valid.
@@ -50,7 +50,7 @@ def _quantize(
     candidate: Candidate, base: Path, ranges: dict[str, Range], path: Path, keep_float: Collection[str]
 ) -> dict[str, int]:
     if candidate.precision == "fp8":
-        report, precision = quantize_fp8(base, ranges, candidate, path), "FP8 E4M3"
+        report, precision = quantize_fp8(base, ranges, candidate, path, keep_float=keep_float), "FP8 E4M3"
     else:
         precision = "INT8"
         report = quantize_qdq(

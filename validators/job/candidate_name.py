@@ -11,6 +11,7 @@ int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activ
 int8-static-mse-pc-smooth@ort-cpu     large channels of activations handed to the weights first (SmoothQuant)
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
 int8-static-mse-pc-all-fast@ort-cpu   products that a profile shows to be slower in INT8 are left in float
+fp8-amax-pc-fast@tensorrt             products that engines show to gain nothing in FP8 are left in float
 int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
 int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
@@ -77,9 +78,9 @@ class Candidate:
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
-    in float; `bias_corrected`, of INT8 static, shifts biases, and `fast` leaves products in float that INT8 makes
-    slower (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of the keys
-    and values that a decoder caches; None leaves them in float.
+    in float; `bias_corrected`, of INT8 static, shifts biases. `fast`, of INT8 static and FP8, leaves products in float that
+    gain nothing (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of
+    the keys and values that a decoder caches; None leaves them in float.
     """
 
     precision: Precision
@@ -244,7 +245,7 @@ RECIPES: tuple[Recipe, ...] = (
             _BF16,
         ),
     ),
-    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY,)),
+    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY, _flag("fast", "fast"))),
 )
 
 

@@ -17,6 +17,7 @@ def describe(candidate: Candidate) -> str:
     rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
+    fast = ", products that it makes slower left in float" if candidate.fast else ""
     match candidate.precision:
         case "fp32":
             return facts_of(candidate.target).fused_words
@@ -37,9 +38,9 @@ def describe(candidate: Candidate) -> str:
             mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{graph}{rest}{cache}"
         case "fp8":
-            return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{graph}"
+            return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
-    steps += ", products that it makes slower left in float" if candidate.fast else ""
+    steps += fast
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}{cache}"

@@ -32,7 +32,7 @@ _RECIPES: dict[str, tuple[str, ...]] = {
         *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),
         *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq")),
     ),
-    "fp8-amax": ("fp8-amax-pc",),
+    "fp8-amax": ("fp8-amax-pc", "fp8-amax-pc-fast"),
 }
 
 

@@ -84,7 +84,13 @@ def test_attempt_that_gains_most_and_enough_is_taken(
     assert found.nodes == nodes
 
 
-@pytest.mark.parametrize("target", ["openvino", "torch-inductor", "ort-tensorrt"])
-def test_target_without_that_profile_refuses_the_word(target: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"int8-static-mse-pc-fast@{target}" for target in ("openvino", "torch-inductor", "ort-tensorrt")),
+        *(f"fp8-amax-pc-fast@{target}" for target in ("ort-cpu", "ort-tensorrt", "torch-cuda")),
+    ],
+)
+def test_target_without_such_costs_refuses_the_word(name: str) -> None:
     with pytest.raises(CandidateRefused, match="fast"):
-        refuse_other_targets(decode(f"int8-static-mse-pc-fast@{target}"))
+        refuse_other_targets(decode(name))

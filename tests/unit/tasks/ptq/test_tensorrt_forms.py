@@ -47,17 +47,22 @@ Floats = NDArray[np.float64]
 FORMS = ("fp16", "int8-static-minmax-pc", "int8-static-mse-pt", "fp8-amax-pc", "int4-g64-rtn")
 
 
-def patterns(folder: Path) -> tuple[Path, Path, NDArray[np.float32]]:
+def patterns(folder: Path, kernel: int = 3) -> tuple[Path, Path, NDArray[np.float32]]:
     """Two convolutions with a residual sum, a concatenation, MatMul, Gemm of both orders, a product of two activations.
 
     Returns the graph, its statistics and samples `[64, 4, 8, 8]`.
     """
-    constants: dict[str, Array] = {"w": draw(8, 4, 3, 3) / 4, "b": draw(8), "w2": draw(8, 1, 1, 1), "b2": draw(8)}
+    constants: dict[str, Array] = {
+        "w": draw(8, 4, kernel, kernel) / 4,
+        "b": draw(8),
+        "w2": draw(8, 1, 1, 1),
+        "b2": draw(8),
+    }
     constants |= {"shape": np.array([0, -1]), "w3": draw(1024, 64) / 30, "w4": draw(64, 64) / 8, "b4": draw(64)}
     constants |= {"w5": draw(128, 64) / 8, "b5": draw(128), "w6": draw(100, 8) / 8, "end": np.array([100])}
     constants |= {"start": np.array([0]), "axes": np.array([1])}
     nodes = [
-        op("Conv", "x w b", "c", pads=[1, 1, 1, 1]),
+        op("Conv", "x w b", "c", pads=[kernel // 2] * 4),
         op("Relu", "c", "r"),
         op("Conv", "r w2 b2", "d", group=8),
         op("Add", "d r", "s"),
@@ -144,15 +149,15 @@ BUILD = BuildSettings({"x": ShapeRange((1, 4, 8, 8), (4, 4, 8, 8), (8, 4, 8, 8))
 FAST = decode("int8-static-minmax-pc-fast@tensorrt")
 
 
-def find_in_engines(folder: Path, *capabilities: str) -> SlowParts:
+def find_in_engines(folder: Path, *capabilities: str, name: str = FAST.name, large: int = 3) -> SlowParts:
     """Products of `patterns` whose pairs are removed, by real engines for these compute capabilities."""
-    model, statistics, x = patterns(folder)
-    in_float = folder / "float16.onnx"
-    make_form(replace(FAST, precision="fp16"), model, statistics, in_float)
+    model, statistics, x = patterns(folder, large)
+    candidate, in_float = decode(name), folder / "float16.onnx"
+    make_form(replace(candidate, precision="fp16"), model, statistics, in_float)
     costs = EngineCosts([replace(BUILD, compute_capabilities=(one,)) for one in capabilities], None, {"x": x}, in_float)
 
     def quantize(_: Path, keep_float: Collection[str], path: Path) -> None:
-        make_form(FAST, model, statistics, path, keep_float=keep_float)
+        make_form(candidate, model, statistics, path, keep_float=keep_float)
 
     return find_slow_parts(in_float, quantize, costs)
 
@@ -178,6 +183,14 @@ def test_pairs_that_an_engine_does_not_use_are_removed(tmp_path: Path) -> None:
     assert before.share == after.share > 0, "the same products in INT8, by fewer pairs"
     # With INT8 convolutions nothing is useless, and one file serves both.
     assert find_in_engines(tmp_path, "8.9").nodes == find_in_engines(tmp_path, "7.5", "8.9").nodes == ()
+
+
+def test_large_kernels_in_fp8_lose_their_pairs(tmp_path: Path) -> None:
+    """TensorRT-RTX 1.7.1 has FP8 convolutions for kernels of 3 by 3, and none for 7 by 7."""
+    pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
+    name = "fp8-amax-pc-fast@tensorrt"
+    assert find_in_engines(tmp_path, "8.9", "12.0", name=name, large=7).nodes == ("c",)
+    assert find_in_engines(tmp_path, "8.9", "12.0", name=name).nodes == ()
 
 
 def half(values: Array) -> Floats:
