@@ -8,8 +8,8 @@ Q/DQ file in float.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,16 @@ from tensorrt_rules import check_form, draw
 
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.slow_parts import find_slow_parts
 from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.engines.build import available, build_engine, profile_of
+from tasks.runtimes.engines.costs import EngineCosts
 from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import describe_inputs, open_session, run_batches
 from validators.job.candidate_name import decode
 from validators.job.job_engines import Engines
 from validators.job.job_measurement import OperatingPoint
-from validators.records.engines import BuildSettings
+from validators.records.engines import BuildSettings, ShapeRange
 from validators.records.measurements import Coverage
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Arrays, Samples
@@ -122,16 +124,21 @@ def sqnr_db(exact: NDArray[Any], found: NDArray[Any]) -> float:
     return float(10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum()))
 
 
-def coverages(form: Path, batch: Arrays, folder: Path) -> list[Coverage]:
-    """Of the engines for each GPU."""
+def profile(form: Path, batch: Arrays) -> dict[str, ShapeRange]:
+    """From one sample to 32 at once."""
     with open_session(form, BASIC, without=EXCEPT) as session:
         inputs = describe_inputs(session)
     shapes = {name: [array.shape] for name, array in batch.items()}
     point = OperatingPoint(len(next(iter(batch.values()))), {}, 1)
-    profile = profile_of(inputs, Engines(), [point], shapes, accuracy_batch=32)
+    return profile_of(inputs, Engines(), [point], shapes, accuracy_batch=32)
+
+
+def coverages(form: Path, batch: Arrays, folder: Path) -> list[Coverage]:
+    """Of the engines for each GPU."""
+    shapes = profile(form, batch)
     found = []
     for gpu in GPUS:
-        build = BuildSettings(profile, compute_capabilities=(gpu,))
+        build = BuildSettings(shapes, compute_capabilities=(gpu,))
         engine = build_engine(form, build, folder / f"engine {gpu}", gpu=None, timing_caches=None)
         found.append(coverage_of_layers(form, engine.layers, batch))
         engine.path.unlink()
@@ -172,3 +179,33 @@ def test_what_the_defaults_leave_out(material: Material, tmp_path: Path) -> None
     if material.name == "text":
         found = coverages(material.form("int8-static-minmax-pc-all@tensorrt"), material.batch, tmp_path)
         assert all(coverage.unknown > 0.02 and coverage.share + coverage.unknown == 1 for coverage in found)
+
+
+# Products whose pairs `-fast` removes, and layers that quantization adds before and after, as docs/low-precision.md has them.
+REMOVED = {
+    ("text", "8.9"): (0, 13, 13),
+    ("image", "8.9"): (0, 48, 48),
+    ("image", "7.5"): (49, 65, 0),
+    ("language", "8.9"): (0, 0, 0),
+}
+
+
+def test_pairs_of_products_in_float_are_all_that_is_removed(material: Material, tmp_path: Path) -> None:
+    """Of TensorRT-RTX 1.7.1: on 7.5 convolutions with pairs run in float16."""
+    candidate = decode("int8-static-minmax-pc@tensorrt")
+    in_float = tmp_path / "float16.onnx"
+
+    def quantize(_: Path, keep_float: Collection[str], path: Path) -> None:
+        prepared, statistics = material.folder / "prepared.onnx", material.folder / "s.npz"
+        make_form(candidate, prepared, statistics, path, keep_float=keep_float)
+
+    make_form(
+        replace(candidate, precision="fp16"), material.folder / "prepared.onnx", material.folder / "s.npz", in_float
+    )
+    shapes = profile(in_float, material.batch)
+    for (name, gpu), expected in REMOVED.items():
+        if name == material.name:
+            build = BuildSettings(shapes, compute_capabilities=(gpu,))
+            found = find_slow_parts(in_float, quantize, EngineCosts([build], None, material.batch, in_float))
+            # Before, each product with useless pairs counts beside the added layers.
+            assert (len(found.nodes), found.before - len(found.nodes), found.after) == expected
