@@ -51,9 +51,9 @@ data:
   # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
 {label}{inputs}
 # CHECK: {metric_why}
-# Others: accuracy, top5, agreement, f1_macro, f1_binary, f1_multilabel, auroc, pr_auc, log_loss, ece; token_accuracy;
-# pixel_accuracy, iou, dice; map, map50; mse, mae, r2; cosine, spearman, recall_at_k, ndcg, mrr; perplexity, greedy_match;
-# wer, cer, exact_match, bleu, rouge; sqnr.
+# Others: accuracy, top5, agreement, f1_macro, f1_binary, precision_binary, recall_binary, f1_multilabel, auroc, pr_auc,
+# log_loss, ece; token_accuracy, pixel_accuracy, iou, dice; map, map50; mse, rmse, mae, mape, r2; cosine, spearman,
+# recall_at_k, ndcg, mrr; perplexity, greedy_match; wer, cer, exact_match, bleu, rouge; sqnr.
 metric: {metric}
 {options}{output}
 candidates:

@@ -15,12 +15,14 @@ import math
 from collections.abc import Callable
 
 from validators.gates.catalog import Unit, unit_of
+from validators.job.job import OF_ONE_CLASS
 from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
 # Metrics that are shares; their drops are shown in points.
 POINT_METRICS = frozenset(
-    {"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "wer", "cer"}
+    {"accuracy", "top5", "agreement", "f1_macro", "auroc", "wer", "cer", "mape"}
+    | OF_ONE_CLASS
     | {"f1_multilabel", "f1_multilabel_micro", "pr_auc", "ece", "token_accuracy", "pixel_accuracy", "iou", "dice"}
     | {"exact_match", "bleu", "rouge", "recall_at_k", "ndcg", "mrr", "map", "map50"}
 )

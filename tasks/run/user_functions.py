@@ -11,6 +11,7 @@ from tasks.measure.metrics.text_errors import make_decoder
 from tasks.measure.metrics.user_code import UserFunction, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise
+from validators.errors import JobError
 from validators.job.job import Job, MetricName
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import TensorSpec
@@ -26,12 +27,23 @@ def job_metric(job: Job) -> Metric:
     if job.metric_is_function:
         found = load_function(job.metric, job.code, key="metric")
         higher = job.metric_direction == "higher"
+        _check_direction(job, found)
         of_answers = _answer_tokens(job) if facts_of(job.target).generates else 0
         version = " ".join([found.digest, str(job.metric_direction), *([str(of_answers)] if of_answers else [])])
         metric = user_metric(job.metric, found.function, higher_is_better=higher, version=version)
         return replace(metric, of_answers=of_answers)
     options = Options(job.metric_threshold, make_decoder(job.text), job.metric_scores, job.metric_k)
     return named_metric(cast(MetricName, job.metric), options)
+
+
+def _check_direction(job: Job, found: UserFunction) -> None:
+    told = getattr(found.function, "greater_is_better", None)
+    if told is not None and told != (job.metric_direction == "higher"):
+        raise JobError(
+            found=f"`metric_direction: {job.metric_direction}`, but {job.metric} was made with greater_is_better={told}",
+            expected="the same direction in both",
+            fix=f"set `metric_direction: {'higher' if told else 'lower'}`",
+        )
 
 
 def _answer_tokens(job: Job) -> int:

@@ -30,6 +30,8 @@ MetricName = Literal[
     "agreement",
     "f1_macro",
     "f1_binary",
+    "precision_binary",
+    "recall_binary",
     "f1_multilabel",
     "f1_multilabel_micro",
     "auroc",
@@ -41,7 +43,9 @@ MetricName = Literal[
     "iou",
     "dice",
     "mse",
+    "rmse",
     "mae",
+    "mape",
     "r2",
     "cosine",
     "spearman",
@@ -63,7 +67,8 @@ MetricName = Literal[
 WINDOW_METRICS: frozenset[str] = frozenset({"perplexity", "greedy_match"})
 
 # Metrics that read a value as yes above `metric_threshold`, and those that need `metric_scores`.
-THRESHOLDED = frozenset({"f1_binary", "f1_multilabel", "f1_multilabel_micro", "pixel_accuracy", "iou", "dice"})
+OF_ONE_CLASS = frozenset({"f1_binary", "precision_binary", "recall_binary"})
+THRESHOLDED = OF_ONE_CLASS | {"f1_multilabel", "f1_multilabel_micro", "pixel_accuracy", "iou", "dice"}
 OF_PROBABILITIES = frozenset({"log_loss", "ece"})
 # Metrics of a ranking, and those that read several outputs.
 OF_RANKINGS = frozenset({"recall_at_k", "ndcg", "mrr"})
@@ -116,14 +121,15 @@ class Job(Settings):
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]
         | Annotated[MetricName, Field(title="a name from the list")]
     ) = "accuracy"
-    """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` and `pr_auc`, the average precision (both for several classes
-    the mean of one against the rest), `f1_binary` (class 1 is positive), `log_loss` in nats and `ece`, the expected calibration
-    error of 15 bins (see `metric_scores`), and without labels `agreement` with the baseline's top-1 class. For several labels
-    per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`, that of all decisions. For a class per token
-    or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of a class over all samples, their mean over the
-    classes that occur. For values: `mse`, `mae`, `r2`, and `spearman`, the rank correlation with the label. For embeddings:
-    `cosine` with the label's embedding, or without labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1
-    with the label of both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For text: `wer`, `cer`,
+    """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` and `pr_auc`, the average precision (both for several
+    classes the mean of one against the rest), `f1_binary`, `precision_binary` and `recall_binary` of class 1, `log_loss` in
+    nats and `ece`, the expected calibration error of 15 bins (see `metric_scores`), and without labels `agreement` with the
+    baseline's top-1 class. For several labels per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`,
+    that of all decisions. For a class per token or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of
+    a class over all samples, their mean over the classes that occur. For values: `mse`, `rmse`, `mae`, `mape` (a share of
+    the label), `r2`, and `spearman`, the rank correlation with the label. For embeddings: `cosine` with the label's
+    embedding, or without labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1 with the label of
+    both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For text: `wer`, `cer`,
     `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the next token, and
     `greedy_match`, the share of windows whose labelled tokens are what the model answers greedily. For boxes: `map`, the
     mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any output, without labels: `sqnr`,
@@ -134,8 +140,9 @@ class Job(Settings):
     metric_direction: Literal["higher", "lower"] | None = None
     """Better direction of your own metric function: higher or lower values."""
     metric_threshold: float | None = None
-    """Threshold above which a value means yes: 0 for a logit, 0.5 for a probability. `f1_binary` needs it for one value per
-    sample, `pixel_accuracy`, `iou` and `dice` for one per cell (class 1), `f1_multilabel` and `f1_multilabel_micro` always."""
+    """Threshold above which a value means yes: 0 for a logit, 0.5 for a probability. `f1_binary`, `precision_binary` and
+    `recall_binary` need it for one value per sample, `pixel_accuracy`, `iou` and `dice` for one per cell (class 1),
+    `f1_multilabel` and `f1_multilabel_micro` always."""
     metric_scores: Literal["logits", "probabilities"] | None = None
     """What the class scores are that `log_loss` and `ece` read; both need it."""
     metric_k: Annotated[int, Field(ge=1)] | None = None

@@ -17,20 +17,27 @@ _SKLEARN: Mapping[str, str] = {
     "f1_score": "f1_binary",
     "log_loss": "log_loss",
     "mean_absolute_error": "mae",
+    "mean_absolute_percentage_error": "mape",
     "mean_squared_error": "mse",
+    "precision_score": "precision_binary",
     "r2_score": "r2",
+    "recall_score": "recall_binary",
     "roc_auc_score": "auroc",
+    "root_mean_squared_error": "rmse",
 }
 _TORCHMETRICS: Mapping[str, str] = {
     "classification.BinaryAUROC": "auroc",
     "classification.BinaryAveragePrecision": "pr_auc",
     "classification.BinaryF1Score": "f1_binary",
+    "classification.BinaryPrecision": "precision_binary",
+    "classification.BinaryRecall": "recall_binary",
     "classification.MulticlassAUROC": "auroc",
     "classification.MulticlassAveragePrecision": "pr_auc",
     "classification.MulticlassCalibrationError": "ece",
     "classification.MulticlassF1Score": "f1_macro",
     "classification.MultilabelF1Score": "f1_multilabel",
     "regression.MeanAbsoluteError": "mae",
+    "regression.MeanAbsolutePercentageError": "mape",
     "regression.MeanSquaredError": "mse",
     "regression.R2Score": "r2",
     "regression.SpearmanCorrCoef": "spearman",
@@ -38,7 +45,17 @@ _TORCHMETRICS: Mapping[str, str] = {
     "text.SacreBLEUScore": "bleu",
     "text.WordErrorRate": "wer",
 }
-_MLFLOW: Mapping[str, str] = {"exact_match": "exact_match", "mae": "mae", "mse": "mse", "r2_score": "r2"}
+_MLFLOW: Mapping[str, str] = {
+    "exact_match": "exact_match",
+    "f1_score": "f1_binary",
+    "mae": "mae",
+    "mape": "mape",
+    "mse": "mse",
+    "precision_score": "precision_binary",
+    "r2_score": "r2",
+    "recall_score": "recall_binary",
+    "rmse": "rmse",
+}
 
 LIBRARY_METRICS: Mapping[str, str] = {
     **{f"sklearn.metrics.{name}": ours for name, ours in _SKLEARN.items()},

@@ -12,7 +12,7 @@ from validators.job.job import Job
 from validators.job.job_gates import DEFAULT_MAX_DROP
 
 # Metrics in the unit of the label, or in its square.
-METRICS_WITH_UNITS = frozenset({"mse", "mae"})
+METRICS_WITH_UNITS = frozenset({"mse", "rmse", "mae"})
 
 
 def check_bounds_have_units(job: Job, labels: NDArray[Any] | None) -> None:
@@ -36,7 +36,7 @@ def check_bounds_have_units(job: Job, labels: NDArray[Any] | None) -> None:
 
 
 def suggest_max_drop(metric: str, labels: NDArray[Any]) -> float:
-    """Return the rise of `mse` or `mae` that is 2 % of the error of the best constant answer, to two digits.
+    """Return the rise of `mse`, `rmse` or `mae` that is 2 % of the error of the best constant answer, to two digits.
 
     For `mse`, it takes away 2 points of the explained variance (R2).
 
@@ -44,18 +44,21 @@ def suggest_max_drop(metric: str, labels: NDArray[Any]) -> float:
     (0.02, 0.02)
     """
     values = labels.reshape(len(labels), -1).astype(np.float64)
-    middle = values.mean(axis=0) if metric == "mse" else np.median(values, axis=0)
-    error = float((np.abs(values - middle) ** (2 if metric == "mse" else 1)).mean())
+    if metric == "mae":
+        error = float(np.abs(values - np.median(values, axis=0)).mean())
+    else:
+        variances = values.var(axis=0)
+        error = float((variances if metric == "mse" else np.sqrt(variances)).mean())
     return float(f"{DEFAULT_MAX_DROP * error:.2g}")
 
 
 def _suggestion(metric: str, labels: NDArray[Any] | None, key: str) -> str:
     if metric in METRICS_WITH_UNITS and labels is not None:
         found = suggest_max_drop(metric, labels)
-        what = "variance" if metric == "mse" else "mean deviation from the median"
+        what = {"mse": "variance", "rmse": "standard deviation", "mae": "mean deviation from the median"}[metric]
         if found > 0:
             other = (
-                "; or use the metric `r2`, for which 0.02 means the same with every label" if metric == "mse" else ""
+                "; or use the metric `r2`, for which 0.02 means the same with every label" if metric != "mae" else ""
             )
             return f"set `gates.{key}`, for example to {found:g}, 2 % of the labels' {what}{other}"
     return f"set `gates.{key}`, for example to 2 % of the metric's value for the source"

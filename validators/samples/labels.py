@@ -23,7 +23,7 @@ class LabelSpec:
 
     - `any`: labels are not checked.
     - `classes`: one index below `classes` per sample, int `(n,)`.
-    - `numbers`: finite numbers, `size` per sample.
+    - `numbers`: finite numbers, `size` per sample; `without_zeros`, none of them 0.
     - `class_maps`: class indices `(n, ...)`, IGNORED at cells that do not count; each of `maps` is an accepted shape of one
       sample with the number of classes (0: no bound).
     - `multi_hot`: 0 or 1 for each of `classes` labels, `(n, classes)`.
@@ -41,6 +41,7 @@ class LabelSpec:
     size: int = 1
     distinct: int = 1
     in_pairs: bool = False
+    without_zeros: bool = False
     maps: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
@@ -56,6 +57,12 @@ def check_labels(labels: NDArray[Any], spec: LabelSpec, *, data: str, label: str
         _check_class_range(labels, spec.classes, where)
     elif spec.kind == "numbers":
         _check_numbers(labels, spec.size, where, metric)
+        if spec.without_zeros and (labels == 0).any():
+            raise DataError(
+                found=f"{where} has {int((labels == 0).sum())} zeros",
+                expected=f"labels that are not 0, since the metric {metric!r} divides by them",
+                fix="leave these samples out, or use the metric 'mae'",
+            )
     elif spec.kind == "text":
         _check_text(labels, spec.classes, where)
     elif spec.kind == "class_maps":

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.values import signal_and_noise
+from validators.job.job import OF_ONE_CLASS
 
 # Metrics of class scores, which compare the winning class; the job's schema lists all metrics.
 CLASS_METRICS = frozenset(
-    {"accuracy", "top5", "agreement", "f1_macro", "f1_binary", "auroc", "pr_auc", "log_loss", "ece"}
+    {"accuracy", "top5", "agreement", "f1_macro", "auroc", "pr_auc", "log_loss", "ece"} | OF_ONE_CLASS
 )
 
 Outputs = NDArray[Any]

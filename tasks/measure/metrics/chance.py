@@ -14,8 +14,8 @@ MAX_P_VALUE = 0.05
 # The smallest p-value of this many permutations is 1 in 200.
 PERMUTATIONS = 199
 _BEST_OF = {"accuracy": 1, "top5": 5, "exact_match": 1}
-_PERMUTED = ("f1_macro", "f1_binary", "auroc", "pr_auc", "spearman")
-_CONSTANT = ("mse", "mae", "r2")
+_PERMUTED = ("f1_macro", "f1_binary", "precision_binary", "recall_binary", "auroc", "pr_auc", "spearman")
+_CONSTANT = ("mse", "rmse", "mae", "r2")
 _CELLS = ("token_accuracy", "pixel_accuracy")
 
 
@@ -107,8 +107,10 @@ def _constant(name: str, rows: Rows, labels: Labels) -> tuple[float, float]:
     if name == "mse":
         constant = spread.mean(axis=1)
         return float(constant.mean()), _p_value(constant - rows[:, 0])
-    varied = spread.sum(axis=0) > 0
     errors = np.split(rows, 2, axis=1)[1] ** 2
+    if name == "rmse":
+        return float(np.sqrt(spread.mean(axis=0)).mean()), _p_value((spread - errors).mean(axis=1))
+    varied = spread.sum(axis=0) > 0
     return 0.0, _p_value(((spread - errors)[:, varied] / spread.mean(axis=0)[varied]).mean(axis=1))
 
 

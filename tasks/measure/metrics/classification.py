@@ -23,6 +23,7 @@ from tasks.measure.metrics.metric import (
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, order_codes
+from validators.job.job import MetricName
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -104,8 +105,20 @@ def _true_and_predicted(outputs: Outputs, labels: Labels | None, _: Outputs | No
 F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"), _missed)
 
 
-def f1_binary(threshold: float | None) -> Metric:
-    """Return the metric F1 of class 1, for two class scores, or for one value per sample (class 1 above `threshold`)."""
+def _precision_positive(rows: Rows) -> float:
+    """Return the share of true ones among those predicted as class 1, TP / (TP + FP); 0 without any, as in scikit-learn."""
+    predicted = rows[rows[:, 1] == 1]
+    return float((predicted[:, 0] == 1).mean()) if len(predicted) else 0.0
+
+
+def _recall_positive(rows: Rows) -> float:
+    """Return the share of class 1 that is predicted as such, TP / (TP + FN); 0 without any, as in scikit-learn."""
+    true = rows[rows[:, 0] == 1]
+    return float((true[:, 1] == 1).mean()) if len(true) else 0.0
+
+
+def of_class_one(name: MetricName, threshold: float | None) -> Metric:
+    """Return F1, precision or recall of class 1, for two class scores, or for one value per sample (above `threshold`)."""
 
     def rows(outputs: Outputs, labels: Labels | None, reference: Outputs | None) -> Rows:
         if values_a_sample(outputs.shape) == 2:
@@ -115,15 +128,20 @@ def f1_binary(threshold: float | None) -> Metric:
 
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
         if len(shape) > 2 or values_a_sample(shape) not in (1, 2):
-            raise misfit(
-                "f1_binary", output, shape, "2 classes, or one value per sample; use `f1_macro` for more classes"
-            )
+            raise misfit(name, output, shape, "2 classes, or one value per sample; use `f1_macro` for more classes")
         if values_a_sample(shape) == 1 and threshold is None:
             needed = "`metric_threshold`, above which the value of a sample means class 1: 0 for a logit, 0.5 for a probability"
-            raise misfit("f1_binary", output, shape, needed)
+            raise misfit(name, output, shape, needed)
         return LabelSpec("classes", classes=2)
 
-    return Metric("f1_binary", rows, _f1_positive, expects, _missed, version=str(threshold))
+    return Metric(name, rows, _OF_CLASS_ONE[name], expects, _missed, version=str(threshold))
+
+
+_OF_CLASS_ONE: dict[MetricName, Callable[[Rows], float]] = {
+    "f1_binary": _f1_positive,
+    "precision_binary": _precision_positive,
+    "recall_binary": _recall_positive,
+}
 
 
 def _label_and_order(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tasks.measure.metrics.evaluation_metric import as_function, is_evaluation_metric
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
 from validators.untrusted.operator_allowlist import allows_all_of, check_hook
@@ -66,7 +67,7 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
         if source not in _loaded:
             _loaded[source] = _load(path, name, key) if place else _import(module_name, name, path, key)
         loaded = _loaded[source]
-    function = getattr(loaded.module, function_name, None)
+    function = _function(getattr(loaded.module, function_name, None))
     # Allowing a module does not allow functions that it merely imports, such as `os.system`.
     borrowed = allows_all_of(name, place) and function_name not in _functions_of(loaded.module)
     if not callable(function) or borrowed:
@@ -76,6 +77,11 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
             fix="correct the name, or define the function at the top level of the module",
         )
     return UserFunction(name, _without_exit(function), loaded.digest)
+
+
+def _function(value: Any) -> Any:
+    """Return the function of a metric made for `mlflow.evaluate`; any other value as it is."""
+    return as_function(value) if is_evaluation_metric(value) else value
 
 
 def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,5 +164,7 @@ def _functions_of(module: ModuleType) -> set[str]:
     return {
         name
         for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+        if callable(found := _function(value))
+        and getattr(found, "__module__", None) == module.__name__
+        and not name.startswith("_")
     }

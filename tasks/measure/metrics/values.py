@@ -38,8 +38,18 @@ def _absolute(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Row
     return as_rows(np.abs(flat(outputs) - flat(labels)).mean(axis=1))
 
 
+def _relative(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+    assert labels is not None
+    return as_rows(np.abs((flat(outputs) - flat(labels)) / flat(labels)).mean(axis=1))
+
+
+def _no_zeros(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    return LabelSpec("numbers", size=values_a_sample(shape), without_zeros=True)
+
+
 MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False)
 MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False)
+MAPE = Metric("mape", _relative, mean_of_scores, _no_zeros, higher_is_better=False)
 
 
 def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -67,6 +77,12 @@ def _varied_targets(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=values_a_sample(shape), distinct=2)
 
 
+def _root_mean_squared(rows: Rows) -> float:
+    """Return the root of the mean squared error, averaged over components, as scikit-learn's `root_mean_squared_error`."""
+    return float(np.sqrt((np.split(rows, 2, axis=1)[1] ** 2).mean(axis=0)).mean())
+
+
+RMSE = Metric("rmse", _target_and_error, _root_mean_squared, _targets, _squared_error, higher_is_better=False)
 R2 = Metric("r2", _target_and_error, _r2, _varied_targets, _squared_error)
 
 

@@ -16,7 +16,7 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from tasks.measure.metrics.catalog import Options, named_metric
-from tasks.measure.metrics.classification import f1_binary
+from tasks.measure.metrics.classification import of_class_one
 from tasks.measure.metrics.metric import Metric, are_scores
 from tasks.measure.metrics.ranks import midranks, order_codes
 from tasks.measure.metrics.text_errors import make_decoder
@@ -107,10 +107,23 @@ LIBRARY: dict[str, tuple[MetricName, tuple[int, ...], str, Oracle]] = {
     "f1_macro": ("f1_macro", (5,), "class", lambda o, y: sk.f1_score(y, o.argmax(1), average="macro", zero_division=0)),
     "f1 of two classes": ("f1_binary", (2,), "binary", lambda o, y: sk.f1_score(y, positives(o), zero_division=0)),
     "f1 of a logit": ("f1_binary", (1,), "binary", lambda o, y: sk.f1_score(y, positives(o), zero_division=0)),
+    "precision": (
+        "precision_binary",
+        (2,),
+        "binary",
+        lambda o, y: sk.precision_score(y, positives(o), zero_division=0),
+    ),
+    "recall of a logit": (
+        "recall_binary",
+        (1,),
+        "binary",
+        lambda o, y: sk.recall_score(y, positives(o), zero_division=0),
+    ),
     "auroc": ("auroc", (5,), "class", lambda o, y: macro_auroc(y, o)),
     "auroc of two": ("auroc", (2,), "binary", lambda o, y: macro_auroc(y, np.c_[-margin(o), margin(o)])),
     "auroc of a logit": ("auroc", (), "binary", lambda o, y: macro_auroc(y, np.c_[-o, o])),
     "r2": ("r2", (1,), "numbers", lambda o, y: sk.r2_score(y, o)),
+    "rmse of three": ("rmse", (3,), "numbers", lambda o, y: sk.root_mean_squared_error(y, o)),
     "r2 of three": ("r2", (3,), "numbers", lambda o, y: sk.r2_score(y, o)),
     "spearman": ("spearman", (1,), "numbers", lambda o, y: spearman(o[:, 0], y[:, 0])),
     "spearman of pairs": ("spearman", (4,), "gold", lambda o, y: spearman(pair_cosines(o), y[::2])),
@@ -159,7 +172,7 @@ def test_f1_of_one_value_is_by_the_threshold() -> None:
     """The same probabilities: above 0.5 one of two positives is found, above 0 everything is."""
     outputs, labels = np.array([[0.9], [0.4], [0.2]]), np.array([1, 1, 0])
     for threshold, expected in ((0.5, 2 / 3), (0.0, 0.8)):
-        metric = f1_binary(threshold)
+        metric = of_class_one("f1_binary", threshold)
         assert metric.value(metric.rows(outputs, labels, None)) == pytest.approx(expected)
         assert metric.version == str(threshold), "another threshold is another measurement"
 
@@ -172,7 +185,7 @@ def test_midranks_are_scipys(values: list[int], data: st.DataObject) -> None:
     np.testing.assert_array_equal(midranks(codes[drawn]), stats.rankdata(np.array(values)[drawn]))
 
 
-@pytest.mark.parametrize("name", ["auroc", "spearman", "r2", "sqnr"])
+@pytest.mark.parametrize("name", ["auroc", "spearman", "r2", "rmse", "sqnr"])
 def test_scores_that_are_not_finite_have_no_value(name: MetricName) -> None:
     """One NaN among the outputs is enough: no gate lets NaN pass."""
     outputs, labels = np.linspace(0, 1, 8), np.arange(8) % 2
@@ -207,11 +220,15 @@ LOGITS = TensorSpec("logits", "float32", ("batch", None))
         ("f1_binary", (8, 2), "classes", {"classes": 2}),
         ("f1_binary", (8, 1), "classes", {"classes": 2}),
         ("f1_binary", (8,), "classes", {"classes": 2}),
+        ("precision_binary", (8,), "classes", {"classes": 2}),
+        ("recall_binary", (8, 2), "classes", {"classes": 2}),
         ("auroc", (8, 1), "classes", {"classes": 2, "distinct": 2}),
         ("auroc", (8, 7), "classes", {"classes": 7, "distinct": 2}),
         ("mse", (8, 1), "numbers", {"size": 1}),
         ("mae", (8, 2, 2), "numbers", {"size": 4}),
         ("mae", (8,), "numbers", {"size": 1}),
+        ("rmse", (8, 2), "numbers", {"size": 2, "without_zeros": False}),
+        ("mape", (8,), "numbers", {"size": 1, "without_zeros": True}),
         ("r2", (8, 3), "numbers", {"size": 3, "distinct": 2}),
         ("cosine", (8, 3), "numbers", {"size": 3, "required": False}),
         ("spearman", (8, 1), "numbers", {"size": 1, "in_pairs": False}),
@@ -238,6 +255,7 @@ def test_what_labels_a_metric_takes(
         ("f1_macro", (8, 1), "at least 2 classes"),
         ("f1_binary", (8, 3), "use `f1_macro` for more classes"),
         ("f1_binary", (8, 1), "`metric_threshold`"),
+        ("recall_binary", (8, 3), "use `f1_macro` for more classes"),
         ("auroc", (8, 4, 4), "at least 2 classes"),
         ("cosine", (8, 1), "embeddings"),
         ("spearman", (8, 4, 4), "one value per sample"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.text_errors import make_decoder
 from validators.errors import JobError
-from validators.job.job import MetricName
+from validators.job.job import THRESHOLDED, MetricName
 from validators.job.job_data import TextDecoding
 from validators.job.library_metrics import LIBRARY_METRICS, our_metric
 from validators.job.read_job import parse_job
@@ -66,9 +66,13 @@ DRAWN: dict[str, Callable[[np.random.Generator], tuple[Array, Array]]] = {
     "log_loss": scores,
     "ece": scores,
     "f1_binary": binary,
+    "precision_binary": binary,
+    "recall_binary": binary,
     "f1_multilabel": multilabel,
     "mae": values,
+    "mape": values,
     "mse": values,
+    "rmse": values,
     "r2": values,
     "spearman": values,
     "wer": texts,
@@ -84,11 +88,12 @@ def library_value(name: str, outputs: Array, labels: Array) -> float:
     module, _, what = name.rpartition(".")
     made = getattr(import_module(module), what)
     if module == "sklearn.metrics":
-        if what in ("accuracy_score", "f1_score"):
+        if what in ("accuracy_score", "f1_score", "precision_score", "recall_score"):
             outputs = outputs.argmax(1) if outputs.ndim == 2 else outputs > 0.5
         return float(made(labels, outputs))
     if module == "mlflow.metrics":
-        found = made().eval_fn(pd.Series(outputs), pd.Series(labels))
+        answers = outputs > 0.5 if what in ("f1_score", "precision_score", "recall_score") else outputs
+        found = made().eval_fn(pd.Series(answers), pd.Series(labels))
         return float(next(iter(found.aggregate_results.values())))
     needed = (
         {"num_classes": CLASSES} if "Multiclass" in what else {"num_labels": CLASSES} if "Multilabel" in what else {}
@@ -102,7 +107,7 @@ def library_value(name: str, outputs: Array, labels: Array) -> float:
 def our_value(name: str, outputs: Array, labels: Array) -> float:
     ours = cast(MetricName, our_metric(name))
     options = Options(
-        0.5 if ours in ("f1_binary", "f1_multilabel") else None,
+        0.5 if ours in THRESHOLDED else None,
         make_decoder(TextDecoding()),
         scores="probabilities" if ours in ("ece", "log_loss") else None,
     )

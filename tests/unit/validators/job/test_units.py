@@ -22,7 +22,7 @@ def unbounded(metric: str, **changes: Any) -> Any:
     return make_job(metric=metric, gates={"min_speedup": None}, **changes)
 
 
-@pytest.mark.parametrize("metric", ["mse", "mae"])
+@pytest.mark.parametrize("metric", ["mse", "rmse", "mae"])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
 def test_no_default_bound_lets_a_destroyed_regressor_pass(metric: Any, scale: float) -> None:
     """Shuffled answers fail the suggested bound at every scale; noise of a hundredth of the labels' spread passes it."""
