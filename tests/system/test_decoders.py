@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LOOSE = {"max_drop": 0.9, "min_speedup": None}
 
 
-def run(place: Path, name: str, target: str = "ort-genai", **changes: Any) -> Answer:
+def make_call(place: Path, call: str, name: str, target: str = "ort-genai", **changes: Any) -> dict[str, object]:
     job = {
         "source": f"models:/{name}/1",
         "target": target,
@@ -77,9 +77,13 @@ def run(place: Path, name: str, target: str = "ort-genai", **changes: Any) -> An
         "confirmation": {"share": 0},
         "measurement": MEASUREMENT,
     } | changes
-    call: dict[str, object] = {"name": "run", "job": str(write_job(place / "job.yaml", job))}
+    return {"name": call, "job": str(write_job(place / f"{call}.yaml", job))}
+
+
+def run(place: Path, name: str, target: str = "ort-genai", **changes: Any) -> Answer:
+    calls = [make_call(place, "run", name, target, **changes)]
     allowed = {"QUANTGATE_ALLOWED_HOOKS": f"judging:*@{place}"}
-    return run_jobs(place / "state", place / "run", [call], **allowed)["run"]
+    return run_jobs(place / "state", place / "run", calls, **allowed)["run"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -210,21 +214,30 @@ def check_source(place: Path, target: str, told: Any) -> None:
         np.testing.assert_array_equal(cast(Generator, runner).generate(windows[:3, :16], 8), told["answers"])
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("lm-mute", {}, "has no tokenizer.json"),
-        ("lm-pickled", {}, "pytorch_model.bin"),
-        ("lm-other", {}, "GPT2LMHeadModel"),
-        ("lm", {"target": "ort-cpu", "candidates": "default", "measurement": {}}, "target: ort-genai"),
-        ("lm", {"data": {"calibration": "long.npz", "evaluation": "long.npz"}}, "windows of 129 tokens"),
-        ("lm", {"measurement": {"dims": {"sequence_length": 100, "new_tokens": 64}}}, "100 tokens and 64 that follow"),
-        ("lm", {"measurement": {"dims": {"new_tokens": 0}}}, "measurement.dims.new_tokens"),
-        ("lm", {"provider_options": {"a": "1"}}, "provider_options"),
-    ],
-)
-def test_what_no_decoder_can_be_made_of_is_refused(place: Path, name: str, changes: dict[str, Any], words: str) -> None:
-    answer = run(place, name, **changes)
+# Source, changes of the job, and words of the refusal.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("lm-mute", {}, "has no tokenizer.json"),
+    ("lm-pickled", {}, "pytorch_model.bin"),
+    ("lm-other", {}, "GPT2LMHeadModel"),
+    ("lm", {"target": "ort-cpu", "candidates": "default", "measurement": {}}, "target: ort-genai"),
+    ("lm", {"data": {"calibration": "long.npz", "evaluation": "long.npz"}}, "windows of 129 tokens"),
+    ("lm", {"measurement": {"dims": {"sequence_length": 100, "new_tokens": 64}}}, "100 tokens and 64 that follow"),
+    ("lm", {"measurement": {"dims": {"new_tokens": 0}}}, "measurement.dims.new_tokens"),
+    ("lm", {"provider_options": {"a": "1"}}, "provider_options"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(place: Path) -> dict[str, Answer]:
+    """The answers to all jobs of `REFUSED` in one process, by the words that each must say."""
+    calls = [make_call(place, f"refused{i}", name, **changes) for i, (name, changes, _) in enumerate(REFUSED)]
+    answers = run_jobs(place / "state", place / "refused", calls)
+    return {words: answers[f"refused{i}"] for i, (_, _, words) in enumerate(REFUSED)}
+
+
+@pytest.mark.parametrize("words", [words for _, _, words in REFUSED])
+def test_what_no_decoder_can_be_made_of_is_refused(refusals: dict[str, Answer], words: str) -> None:
+    answer = refusals[words]
     assert answer.code == 2 and words in answer.said, answer.said[-3000:]
 
 
