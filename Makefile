@@ -79,7 +79,7 @@ schemas: $(READY)
 	@$(BIN)/python -m flows.docs.schemas docs
 
 # The locks name no index: whoever installs chooses theirs. dev.txt is what tests run on, and the images take from it.
-LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --quiet \
+LOCK := $(BIN)/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-annotate --quiet \
 	--custom-compile-command "make lock"
 PROJECT := pyproject.toml requirements/torch-needs.in --override requirements/without-torch.in
 lock: $(READY)
@@ -87,6 +87,7 @@ lock: $(READY)
 	@$(LOCK) $(PROJECT) --extra sklearn --extra keras --extra transformers --extra genai --extra receivers -c requirements/dev.txt -o requirements/flavors.txt
 	@$(LOCK) $(PROJECT) --extra cpu --extra openvino --extra server -c requirements/dev.txt -o requirements/cpu.txt
 	@$(LOCK) $(PROJECT) --extra gpu -c requirements/dev.txt -o requirements/gpu.txt
+	@$(LOCK) $(PROJECT) --extra cpu --resolution lowest-direct -o requirements/oldest.txt
 	@$(LOCK) requirements/uv.in -o requirements/uv.txt
 	@$(LOCK) requirements/vllm.in requirements/torch-needs.in --override requirements/without-torch.in --override requirements/without-media.in -o requirements/vllm.txt
 
@@ -101,9 +102,9 @@ audit: $(READY)
 clean:
 	rm -rf $(VENV) .quantgate build *.egg-info
 
-# Libraries of the MLflow flavors that only slow tests need, and vLLM in an environment of its own; with them the set-up would take
-# a minute longer.
-$(FLAVORS): $(READY) requirements/flavors.txt requirements/vllm.txt
+# Libraries of the MLflow flavors that only slow tests need; in environments of their own, vLLM and the oldest versions that are
+# allowed. With them the set-up would take a minute longer.
+$(FLAVORS): $(READY) requirements/flavors.txt requirements/vllm.txt requirements/oldest.txt
 	@infra/setup.sh $(VENV) flavors
 
 $(READY): requirements/dev.txt requirements/torch.txt requirements/uv.txt pyproject.toml infra/setup.sh

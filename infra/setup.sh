@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: `infra/setup.sh .venv`. Needs python3 (3.11 or newer) with venv, and a package index.
-# `infra/setup.sh .venv flavors` adds the libraries of MLflow flavors to one that is made, and vLLM, on Linux, in `.venv/vllm`.
+# `infra/setup.sh .venv flavors` adds the libraries of MLflow flavors to one that is made, the oldest versions that are allowed in
+# `.venv/oldest`, and vLLM, on Linux, in `.venv/vllm`.
 set -euo pipefail
 venv=${1:?usage: infra/setup.sh FOLDER}
 python=${PYTHON:-python3}
@@ -44,12 +45,18 @@ torch() {
 
 if [ "${2:-}" = flavors ]; then
   uv --require-hashes --no-deps -r requirements/flavors.txt
-  if [ "$(uname -s)" = Linux ]; then
-    "$python" -m venv --without-pip "$venv/vllm"
-    vllm() { VIRTUAL_ENV=$(realpath "$venv/vllm") "$venv/bin/uv" pip install --quiet "$@"; }
-    vllm --require-hashes --no-deps -r requirements/vllm.txt
-    torch vllm
-  fi
+  # `beside NAME` installs requirements/NAME.txt and torch into an environment of its own, $venv/NAME.
+  beside() {
+    "$python" -m venv --without-pip "$venv/$1"
+    inside=$(realpath "$venv/$1")
+    into() { VIRTUAL_ENV=$inside "$venv/bin/uv" pip install --quiet "$@"; }
+    into --require-hashes --no-deps -r "requirements/$1.txt"
+    torch into
+  }
+  [ "$(uname -s)" != Linux ] || beside vllm
+  # The oldest versions that pyproject.toml allows.
+  beside oldest
+  into --no-deps -e .
   touch "$venv/.flavors"
   exit
 fi

@@ -34,10 +34,11 @@ def environment(state: Path, **extra: str) -> dict[str, str]:
     return kept | {"QUANTGATE_STATE": str(state)} | extra
 
 
-def register_models(state: Path, folder: Path) -> None:
+def register_models(state: Path, folder: Path, python: str = sys.executable) -> None:
     """Log and register the models of tests/support/user.py, made from `folder/tiny.onnx`."""
-    lend_both(state)
-    command = [sys.executable, str(TESTS / "user.py"), str(folder)]
+    if python == sys.executable:
+        lend_both(state)
+    command = [python, str(TESTS / "user.py"), str(folder)]
     done = subprocess.run(command, env=environment(state), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

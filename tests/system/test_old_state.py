@@ -1,4 +1,7 @@
-"""A state folder of the version before modules moved into rooms: its champions load, are compared, replaced and rolled back."""
+"""A state folder of Prefect 3.8.8, onnxruntime 1.31.1 and SQLAlchemy 2.0 after an upgrade of all three.
+
+Its champions load, are compared, replaced and rolled back; its runs and deployments stay on the Prefect server.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ import pytest
 from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 
-# Its paths stand as @ROOT@, and the MLflow database as SQL. Two versions of tiny-quantized were promoted in it.
-PACKED = Path(__file__).parents[1] / "support" / "state_before_rooms.tar.xz"
+# Its paths stand as @ROOT@, and the databases as SQL. Two versions of tiny-quantized were promoted in it, then
+# `quantgate deploy` was run.
+PACKED = Path(__file__).parents[1] / "support" / "state_before_prefect_3_9.tar.xz"
 
 
 def unpack(folder: Path) -> Path:
@@ -22,10 +26,10 @@ def unpack(folder: Path) -> Path:
     for path in state.rglob("*"):
         if path.is_file() and b"@ROOT@" in (held := path.read_bytes()):
             path.write_bytes(held.replace(b"@ROOT@", str(folder).encode()))
-    script = state / "mlflow.sql"
-    with sqlite3.connect(state / "mlflow.db") as database:
-        database.executescript(script.read_text(encoding="utf-8"))
-    script.unlink()
+    for script in state.rglob("*.sql"):
+        with sqlite3.connect(script.with_suffix(".db")) as database:
+            database.executescript(script.read_text(encoding="utf-8"))
+        script.unlink()
     return state
 
 
@@ -75,3 +79,13 @@ def test_old_state_is_listed_and_aged(world: tuple[Path, dict[str, Answer]]) -> 
     for name in ("status", "retention"):
         assert world[1][name].code == 0, world[1][name].said
     assert "tiny" in world[1]["status"].out
+
+
+def test_old_runs_and_deployments_stay_on_the_prefect_server(world: tuple[Path, dict[str, Answer]]) -> None:
+    """The server moves its database to its own schema when it starts."""
+    with sqlite3.connect(world[0] / "prefect" / "prefect.db") as database:
+        runs = "SELECT flow_run.state_type, count(*) FROM flow_run JOIN flow ON flow.id = flow_run.flow_id "
+        runs = dict(database.execute(runs + "WHERE flow.name = 'quantize' GROUP BY flow_run.state_type").fetchall())
+        ((deployments,),) = database.execute("SELECT count(*) FROM deployment").fetchall()
+    assert runs == {"COMPLETED": 3}
+    assert deployments == 7

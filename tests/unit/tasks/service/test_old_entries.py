@@ -10,7 +10,7 @@ from pathlib import Path
 from tasks.service.file_retention import delete_thing, find_things
 from tasks.service.retention_policy import DAY_SECONDS, Policy, judge_things
 
-PACKED = Path(__file__).parents[3] / "support" / "state_before_rooms.tar.xz"
+PACKED = Path(__file__).parents[3] / "support" / "state_before_prefect_3_9.tar.xz"
 POLICY = Policy(keep_versions=1, older_than_days=30)
 
 
