@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 DemoKind = Literal["text", "image", "llm"]
 # Its engine is built ahead of time, without a GPU, and looked at.
 BUILT_ONLY = "int8-static-minmax-pc@tensorrt"
+# Libraries that build the model, the extra of quantgate that has them, and the demo's name in an error.
+NEEDS: dict[DemoKind, tuple[tuple[str, ...], str, str]] = {
+    "text": (("tokenizers", "safetensors"), "demo", "the text demo"),
+    "image": (("safetensors",), "demo", "the image demo"),
+    "llm": (("transformers", "onnxruntime_genai"), "genai", "the language demo"),
+}
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -30,7 +36,7 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
 
     Raises:
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.
-        SourceError: the language demo's libraries are not installed.
+        SourceError: the demo's libraries are not installed.
     """
     example = EXAMPLES / f"{kind}.yaml"
     if not example.exists():
@@ -39,8 +45,8 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
             expected="a checkout of quantgate",
             fix="run the demo from a clone of the repository",
         )
-    if kind == "llm":
-        need_libraries(["transformers", "onnxruntime_genai"], "genai", "the language demo")
+    libraries, extra, title = NEEDS[kind]
+    need_libraries(libraries, extra, title)
     state.mkdir(parents=True, exist_ok=True)
     log.info("demo: fetching assets and building the model (once)")
     built, uri = _build(state, kind)
