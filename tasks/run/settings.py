@@ -173,6 +173,8 @@ def prepare_environment(state: Path) -> None:
         # Tasks retry registry calls themselves, with a delay; seven HTTP retries within each would take minutes.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        # MLflow imports GitPython, which prints 15 lines where git is not installed, as in the images.
+        "GIT_PYTHON_REFRESH": "quiet",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
