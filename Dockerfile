@@ -3,7 +3,8 @@
 #         docker build -t quantgate-gpu --target gpu .
 #         docker build -t quantgate-tensorrt --target gpu --build-arg TENSORRT=11.4.0.106 .
 # Run:    docker run --rm -v "$PWD:/jobs" quantgate run /jobs/job.yaml --result /jobs/result.json
-# Worker: docs/workers.md
+# Worker: docs/workers.md. Without a registry: docs/image.md.
+# Each image has three parts: the base, the environment of locked packages (gigabytes, changed by a lock alone), and our code.
 
 # Both digests are those of the multi-platform index, as other public Dockerfiles pin them; another image does not pull by them.
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS python
@@ -17,23 +18,16 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM python AS build-cpu
-WORKDIR /opt/quantgate
+WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/opt/venv
+# Empty: torch from the package index, or from the folder of wheels that uv's configuration names.
+ARG TORCH_BACKEND=cpu
 COPY requirements/uv.txt requirements/cpu.txt requirements/torch.txt requirements/
 RUN python -m venv /opt/venv \
     && /opt/venv/bin/pip install --require-hashes -r requirements/uv.txt \
     && /opt/venv/bin/uv pip install --require-hashes -r requirements/cpu.txt \
-    && /opt/venv/bin/uv pip install --torch-backend cpu -r requirements/torch.txt
-COPY pyproject.toml README.md LICENSE ./
-COPY validators validators
-COPY tasks tasks
-COPY flows flows
-COPY examples examples
-COPY infra infra
-# What installs is of no use in what runs.
-RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
-    && /opt/venv/bin/uv pip uninstall uv \
-    && /opt/venv/bin/python -m compileall -q validators tasks flows
+    && /opt/venv/bin/uv pip install ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt \
+    && /opt/venv/bin/uv pip uninstall uv
 
 FROM cuda AS build-gpu
 # Not pinned, for the same reason.
@@ -41,36 +35,43 @@ FROM cuda AS build-gpu
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3-venv \
     && rm -rf /var/lib/apt/lists/*
-WORKDIR /opt/quantgate
+WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/opt/venv
-COPY requirements/uv.txt requirements/gpu.txt requirements/torch.txt requirements/
 # torch reads programs that are to be exported, and runs nothing on the GPU: its CPU build is gigabytes smaller.
+ARG TORCH_BACKEND=cpu
+COPY requirements/uv.txt requirements/gpu.txt requirements/torch.txt requirements/
 RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --require-hashes -r requirements/uv.txt \
     && /opt/venv/bin/uv pip install --require-hashes -r requirements/gpu.txt \
-    && /opt/venv/bin/uv pip install --torch-backend cpu -r requirements/torch.txt
-COPY pyproject.toml README.md LICENSE ./
+    && /opt/venv/bin/uv pip install ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt
+COPY pyproject.toml ./
 # TensorRT is proprietary: an image with it is for whoever built it, and none that is published may have it.
 ARG TENSORRT=
 RUN if [ -n "$TENSORRT" ]; then \
         /opt/venv/bin/uv pip install --extra tensorrt -r pyproject.toml "tensorrt==$TENSORRT"; \
-    fi
+    fi \
+    && /opt/venv/bin/uv pip uninstall uv
+
+FROM cuda AS gpu
+COPY --from=build-gpu /opt/venv /opt/venv
+WORKDIR /opt/quantgate
+# The evidence of a run names the locks by their digests.
+COPY requirements/uv.txt requirements/gpu.txt requirements/torch.txt requirements/
+COPY pyproject.toml README.md LICENSE ./
 COPY validators validators
 COPY tasks tasks
 COPY flows flows
 COPY examples examples
 COPY infra infra
-RUN /opt/venv/bin/uv pip install --no-deps --no-build-isolation -e . \
-    && /opt/venv/bin/uv pip uninstall uv \
-    && /opt/venv/bin/python -m compileall -q validators tasks flows
-
-FROM cuda AS gpu
-COPY --from=build-gpu /opt/venv /opt/venv
-COPY --from=build-gpu /opt/quantgate /opt/quantgate
-RUN useradd --create-home --uid 10001 quantgate && mkdir /state && chown quantgate /state
-USER 10001
+# The user owns the state folder alone. Its home is one that is writable where the root is read-only.
+RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no-index --root-user-action ignore -e . \
+    && /opt/venv/bin/python -m compileall -q validators tasks flows \
+    && useradd --no-create-home --home-dir /tmp --uid 10001 quantgate \
+    && mkdir /state \
+    && chown quantgate /state
 WORKDIR /jobs
-ENV PATH=/opt/venv/bin:$PATH QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
+USER 10001
+ENV PATH=/opt/venv/bin:$PATH HOME=/tmp QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
 VOLUME /state
 HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]
@@ -78,11 +79,24 @@ CMD ["--help"]
 
 FROM python AS cpu
 COPY --from=build-cpu /opt/venv /opt/venv
-COPY --from=build-cpu /opt/quantgate /opt/quantgate
-RUN useradd --create-home --uid 10001 quantgate && mkdir /state && chown quantgate /state
-USER 10001
+WORKDIR /opt/quantgate
+# The evidence of a run names the locks by their digests.
+COPY requirements/uv.txt requirements/cpu.txt requirements/torch.txt requirements/
+COPY pyproject.toml README.md LICENSE ./
+COPY validators validators
+COPY tasks tasks
+COPY flows flows
+COPY examples examples
+COPY infra infra
+# The user owns the state folder alone. Its home is one that is writable where the root is read-only.
+RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no-index --root-user-action ignore -e . \
+    && /opt/venv/bin/python -m compileall -q validators tasks flows \
+    && useradd --no-create-home --home-dir /tmp --uid 10001 quantgate \
+    && mkdir /state \
+    && chown quantgate /state
 WORKDIR /jobs
-ENV PATH=/opt/venv/bin:$PATH QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
+USER 10001
+ENV PATH=/opt/venv/bin:$PATH HOME=/tmp QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
 VOLUME /state
 HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]

@@ -89,18 +89,49 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 
 def test_both_images_run_as_nobody_special_and_say_whether_they_are_well() -> None:
-    """Stages `cpu`, the last and so the default, and `gpu`: a numeric user, a health check, of the build nothing but files."""
+    """Stages `cpu`, the last and so the default, and `gpu`: a numeric user, a health check, no tools of the build."""
     assert list(stages())[-1] == "cpu"
     for name in ("cpu", "gpu"):
         instructions = dict(stages()[name])
         assert instructions["USER"] == "10001"
         # Without `--light` each check opens a session on every target, on the GPU too.
         assert instructions["HEALTHCHECK"].endswith('CMD ["quantgate", "doctor", "--light"]')
-        copied = [rest for instruction, rest in stages()[name] if instruction == "COPY"]
-        assert copied and all(rest.startswith(f"--from=build-{name} ") for rest in copied)
         built = " ".join(rest for _, rest in stages()[f"build-{name}"])
         assert f"--require-hashes -r requirements/{name}.txt" in built
+        assert "uv pip uninstall uv" in built
         assert "dev.txt" not in built
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_a_change_of_code_keeps_the_layer_of_packages(name: str) -> None:
+    """The packages are gigabytes: their stage sees no code, and the image takes from it that layer alone, before the code."""
+    copied = [rest for instruction, rest in stages()[name] if instruction == "COPY"]
+    assert copied[0] == f"--from=build-{name} /opt/venv /opt/venv"
+    assert not any(rest.startswith("--from") for rest in copied[1:])
+    seen = [rest for instruction, rest in stages()[f"build-{name}"] if instruction == "COPY"]
+    assert {word for rest in seen for word in rest.split()} <= {
+        *(f"requirements/{lock}.txt" for lock in ("uv", name, "torch")),
+        "requirements/",
+        # For the extra `tensorrt`.
+        *(("pyproject.toml", "./") if name == "gpu" else ()),
+    }
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_an_image_has_the_files_that_the_code_reads(name: str) -> None:
+    """Beside the packages: locks, which evidence names by digest, example jobs, deployments and the receiver."""
+    copied = " ".join(rest for instruction, rest in stages()[name] if instruction == "COPY").split()
+    assert {"validators", "tasks", "flows", "examples", "infra", f"requirements/{name}.txt"} <= set(copied)
+
+
+def test_an_image_works_with_a_read_only_root() -> None:
+    """The home folder is the one that is writable; no folder of the code or the jobs belongs to the user."""
+    for name in ("cpu", "gpu"):
+        instructions = [(instruction, rest) for instruction, rest in stages()[name]]
+        environment = " ".join(rest for instruction, rest in instructions if instruction == "ENV").split()
+        assert "HOME=/tmp" in environment
+        # A folder that WORKDIR makes after USER belongs to that user with some builders.
+        assert instructions.index(("WORKDIR", "/jobs")) < instructions.index(("USER", "10001"))
 
 
 def test_bases_are_pinned_and_nothing_proprietary_is_there_by_itself() -> None:
