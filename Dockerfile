@@ -72,6 +72,8 @@ RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no
 WORKDIR /jobs
 USER 10001
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
+# Prefect's server copies its UI when it starts, else beside its code.
+ENV PREFECT_SERVER_UI_STATIC_DIRECTORY=/tmp/prefect-ui
 VOLUME /state
 HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]
@@ -97,6 +99,8 @@ RUN /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --no
 WORKDIR /jobs
 USER 10001
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp QUANTGATE_STATE=/state PYTHONUNBUFFERED=1
+# Prefect's server copies its UI when it starts, else beside its code.
+ENV PREFECT_SERVER_UI_STATIC_DIRECTORY=/tmp/prefect-ui
 VOLUME /state
 HEALTHCHECK --interval=5m --timeout=60s CMD ["quantgate", "doctor", "--light"]
 ENTRYPOINT ["quantgate"]

@@ -130,6 +130,8 @@ def test_an_image_works_with_a_read_only_root() -> None:
         instructions = [(instruction, rest) for instruction, rest in stages()[name]]
         environment = " ".join(rest for instruction, rest in instructions if instruction == "ENV").split()
         assert "HOME=/tmp" in environment
+        # Prefect's server has no pages where it cannot copy them.
+        assert "PREFECT_SERVER_UI_STATIC_DIRECTORY=/tmp/prefect-ui" in environment
         # A folder that WORKDIR makes after USER belongs to that user with some builders.
         assert instructions.index(("WORKDIR", "/jobs")) < instructions.index(("USER", "10001"))
 
