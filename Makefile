@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check lock schemas clean
+.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check image-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -73,6 +73,10 @@ worker: $(READY)
 # What can be proven on a machine with a GPU alone, in an environment of its own: docs/gpu.md.
 gpu-check:
 	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" infra/gpu_check.sh $(BUNDLE)
+
+# Builds the CPU image without a registry and runs it. Needs podman and mmdebstrap: docs/image.md.
+image-check:
+	@infra/image_check.sh
 
 # The JSON Schemas of job and result, from the code.
 schemas: $(READY)

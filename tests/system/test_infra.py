@@ -1,6 +1,7 @@
 """The deployment files: held against schemas, against what the code and the servers read, and against planted faults.
 
-No container engine and no cluster takes part. `docs/service.md` says what that leaves untried.
+No container engine and no cluster takes part. `infra/image_check.sh` builds and runs the CPU image; `docs/image.md` and
+`docs/service.md` say what that leaves untried.
 """
 
 from __future__ import annotations
@@ -366,3 +367,15 @@ def test_the_images_have_what_the_commands_need() -> None:
     assert ours == {version[1]}
     prefect = re.search(r"^prefect==(\S+)", (ROOT / "requirements" / "cpu.txt").read_text(), re.MULTILINE)
     assert prefect and f"prefecthq/prefect:{prefect[1]}-python3.11-kubernetes" in images
+
+
+def test_image_check_names_the_programs_that_it_lacks(tmp_path: Path) -> None:
+    """Before it writes anything."""
+    (tmp_path / "bin").mkdir()
+    for program in ("bash", "dirname", "realpath"):
+        (tmp_path / "bin" / program).symlink_to(Path("/usr/bin") / program)
+    script = ROOT / "infra" / "image_check.sh"
+    env = {"PATH": str(tmp_path / "bin")}
+    done = subprocess.run([script, tmp_path / "work"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "apt-get install podman mmdebstrap" in done.stderr, done.stderr
+    assert not (tmp_path / "work").exists()
