@@ -6,7 +6,8 @@ import json
 
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
-from tasks.registry.champion_slot import ChampionSlot
+from tasks.registry.champion_slot import ChampionSlot, former_champions
+from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run
 from tasks.runtimes.runner import open_runner
 from tasks.serving.promoted import Promoted
@@ -40,6 +41,8 @@ def describe_version(
     samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
     with open_runner(variant.loaded, variant.session) as runner:
         inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)
+    with connect(run.tracking_uri) as client:
+        before = former_champions(client, place)
     return Promoted(
         uri=place.uri(place.alias),
         source=run_inputs.source,
@@ -55,4 +58,5 @@ def describe_version(
         run_id=mlflow_run_id,
         run_page=run_address(run, mlflow_run_id),
         at=now(),
+        before=before,
     )

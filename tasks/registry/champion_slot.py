@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.mlflow_registry import pages, registry_call
+from tasks.serving.promoted import FormerChampion
 from validators.errors import JobError
-from validators.records.journal import RolledBack, read_rolled_back
+from validators.records.journal import RolledBack, read_journal, read_rolled_back, was_champion
 from validators.records.run import Champion
 
 if TYPE_CHECKING:
@@ -129,6 +130,25 @@ def rolled_back_digests(client: MlflowClient, place: ChampionSlot) -> dict[str, 
     """
     marks = ((one.tags[VARIANT_DIGEST], read_rolled_back(one.tags)) for one in own_versions(client, place).values())
     return {digest: mark for digest, mark in marks if mark is not None}
+
+
+def former_champions(client: MlflowClient, place: ChampionSlot) -> tuple[FormerChampion, ...]:
+    """Return every version that was champion on the target, latest first, with those that were rolled back.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    versions = {number: one.tags for number, one in own_versions(client, place).items() if was_champion(one.tags)}
+    return tuple(
+        FormerChampion(
+            number,
+            tags.get(f"{TAG}candidate", ""),
+            tags.get(f"{TAG}speedup_p50", ""),
+            journal.at if (journal := read_journal(tags)) else "",
+            read_rolled_back(tags),
+        )
+        for number, tags in versions.items()
+    )
 
 
 def champion_at(client: MlflowClient, place: ChampionSlot) -> Champion | None:

@@ -29,6 +29,7 @@ def model_card(promoted: Promoted) -> str:
         ("Verdicts", sections.verdicts(promoted), 2),
         ("Beside the source", sections.figures(promoted, points=1), 1),
         ("Data", sections.data(promoted), 3),
+        ("Champions before", sections.history(promoted), 6),
         ("Limits", sections.limits(promoted), 4),
         ("Load it", sections.load(promoted), 5),
     ]

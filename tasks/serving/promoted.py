@@ -8,8 +8,23 @@ from typing import Any
 
 from validators.gates.approval import Approval
 from validators.job.job import Job
+from validators.records.journal import RolledBack
 from validators.records.run import DataFile, Inventory, Source
 from validators.samples.datasets import TensorSpec
+
+
+@dataclass(frozen=True)
+class FormerChampion:
+    """A version that was champion before: its recipe and speedup as its tags tell, and how it ended.
+
+    `at` is the time of its promotion (ISO 8601, UTC), "" if a release without a journal promoted it.
+    """
+
+    version: str
+    candidate: str
+    speedup: str
+    at: str
+    rolled_back: RolledBack | None
 
 
 @dataclass(frozen=True)
@@ -19,7 +34,7 @@ class Promoted:
     `uri` is the address that consumers load. `data` maps a role to its file: calibration, evaluation and, if given, traffic.
     `manifest` comes from `tasks/champion/manifest.py`. `inputs` and `outputs` are those of the artifact. `request` holds the
     input shapes, by name, of a request in the latency measurement. `run_page` is the URL of the run in MLflow, if it has one.
-    `at` is the time of promotion (ISO 8601, UTC).
+    `at` is the time of promotion (ISO 8601, UTC). `before` are the champions before it, latest first.
     """
 
     uri: str
@@ -36,3 +51,4 @@ class Promoted:
     run_id: str
     run_page: str | None
     at: str
+    before: tuple[FormerChampion, ...] = ()

@@ -19,6 +19,8 @@ from validators.records.run import DataFile
 from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
+# Former champions that a card lists.
+MOST_FORMER = 5
 # Gates listed by name only, without a row for a number; gates on metrics that the job's own step logs get rows.
 YES_OR_NO = frozenset(gate.name for gate in (*GATES, *LATER_GATES) if gate.unit == "yes or no")
 POLICY = (
@@ -86,6 +88,24 @@ def _cap(promoted: Promoted) -> str:
         f" The session has {threads or 'all'} threads; where fewer than {promoted.inventory.cores} cores are usable "
         "(affinity or CPU quota), MLflow's loader caps them at the usable cores. `QUANTGATE_THREADS` sets another number."
     )
+
+
+def history(promoted: Promoted) -> list[str]:
+    """Render the last champions before this one, and how each ended."""
+    if not promoted.before:
+        return ["The first champion of this model on this target."]
+    rows = []
+    for number, one in enumerate(promoted.before[:MOST_FORMER]):
+        ended = promoted.at if number == 0 else promoted.before[number - 1].at
+        gone = f"replaced {ended[:10]}"
+        if mark := one.rolled_back:
+            to = f"version {mark.to}" if mark.to else "the source"
+            gone = f"rolled back to {to} {mark.at[:10]}" + (f": {shown(mark.reason, 60)}" if mark.reason else "")
+        faster = f"{shown(one.speedup, 20)}x" if one.speedup else formats.NO_VALUE
+        rows.append((one.version, f"`{shown(one.candidate, 80)}`", faster, one.at[:10] or formats.NO_VALUE, gone))
+    more = len(promoted.before) - len(rows)
+    table = markdown_table(("Version", "Recipe", "Speedup", "Promoted", "Then"), rows)
+    return [*table, *(["", f"{more} more before these."] if more else [])]
 
 
 def verdicts(promoted: Promoted) -> list[str]:

@@ -5,6 +5,8 @@ Its champions load, are compared, replaced and rolled back; its runs and deploym
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 import tarfile
 from pathlib import Path
@@ -39,11 +41,13 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
     state = unpack(root)
     weaker = tiny.job(source="models:/tiny/1", candidates=["int8-static-minmax-pc@ort-cpu"], objective="size")
     job = str(write_job(root / "weaker.yaml", weaker))
+    again = tiny.job(source="models:/tiny/1", candidates=["int4-g64-rtn@ort-cpu"], objective="size")
     calls: list[dict[str, object]] = [
         {"name": "status", "arguments": ["status", "--json"]},
         {"name": "weaker", "job": job, "replace_device": True},
         {"name": "rollback", "arguments": ["rollback", "tiny", "--target", "ort-cpu", "--json"]},
         {"name": "export", "arguments": ["export", "tiny", "--target", "ort-cpu", "--out", str(root / "exported")]},
+        {"name": "again", "job": str(write_job(root / "again.yaml", again)), "replace_device": True},
         {"name": "retention", "arguments": ["retention", "--json"]},
     ]
     return state, run_jobs(state, root / "runs", calls, bare=True)
@@ -69,10 +73,26 @@ def test_old_champion_is_compared_with_a_new_variant(world: tuple[Path, dict[str
 
 
 def test_old_champion_is_rolled_back_and_exported(world: tuple[Path, dict[str, Answer]]) -> None:
-    state, answers = world
+    answers = world[1]
     assert answers["rollback"].code == 0, answers["rollback"].said
-    assert champion(state) == 1
+    told = json.loads(answers["rollback"].out)
+    assert (told["left"], told["now"]) == ("2", "1")
     assert answers["export"].code == 0, answers["export"].said
+
+
+def test_new_champion_names_the_old_ones(world: tuple[Path, dict[str, Answer]]) -> None:
+    state, answers = world
+    assert answers["again"].code == 0 and champion(state) == 3, answers["again"].said
+    with sqlite3.connect(state / "mlflow.db") as database:
+        ((card,),) = database.execute(
+            "SELECT description FROM model_versions WHERE name = 'tiny-quantized' AND version = 3"
+        ).fetchall()
+    assert re.search(r"\| 2 \| `int4-g32-rtn@ort-cpu` \| [\d.]+x \| 2026-11-26 \| rolled back to version 1 ", card), (
+        card
+    )
+    assert re.search(
+        r"\| 1 \| `int8-static-percentile-pc@ort-cpu` \| [\d.]+x \| 2026-11-26 \| replaced 2026-11-26 \|", card
+    )
 
 
 def test_old_state_is_listed_and_aged(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -87,5 +107,5 @@ def test_old_runs_and_deployments_stay_on_the_prefect_server(world: tuple[Path, 
         runs = "SELECT flow_run.state_type, count(*) FROM flow_run JOIN flow ON flow.id = flow_run.flow_id "
         runs = dict(database.execute(runs + "WHERE flow.name = 'quantize' GROUP BY flow_run.state_type").fetchall())
         ((deployments,),) = database.execute("SELECT count(*) FROM deployment").fetchall()
-    assert runs == {"COMPLETED": 3}
+    assert runs == {"COMPLETED": 4}
     assert deployments == 7

@@ -113,10 +113,20 @@ def predecessors(version: str, versions: Mapping[str, Tags]) -> list[str]:
     before = _before(version, versions)
     while before is not None and before not in seen | {version}:
         seen.add(before)
-        if before in versions and _was_champion(versions[before]):
+        if before in versions and was_champion(versions[before]) and ROLLED_BACK not in versions[before]:
             found.append(before)
         before = _before(before, versions)
     return found
+
+
+def was_champion(tags: Tags) -> bool:
+    """Return True if the alias ever pointed to the version, also if it was rolled back later.
+
+    >>> was_champion({"quantgate.promotion": '{"phase": "done"}'}), was_champion({"quantgate.promotion": '{"phase": "failed"}'})
+    (True, False)
+    """
+    journal = read_journal(tags)
+    return journal is None or journal.phase == DONE
 
 
 def _before(version: str, versions: Mapping[str, Tags]) -> str | None:
@@ -126,11 +136,6 @@ def _before(version: str, versions: Mapping[str, Tags]) -> str | None:
     # An edited journal may contain any version.
     lower = [int(other) for other in versions if int(other) < int(version)] if version.isdecimal() else []
     return str(max(lower)) if lower else None
-
-
-def _was_champion(tags: Tags) -> bool:
-    journal = read_journal(tags)
-    return ROLLED_BACK not in tags and (journal is None or journal.phase == DONE)
 
 
 def _fields(text: str | None, record: type[Journal] | type[RolledBack]) -> dict[str, Any]:

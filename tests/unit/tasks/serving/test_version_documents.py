@@ -14,10 +14,11 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from huggingface_hub import ModelCard
 
+from tasks.reporting.formats import NO_VALUE
 from tasks.serving.bom import bill_of_materials
 from tasks.serving.card import MOST_BYTES, model_card
 from tasks.serving.example import example
-from tasks.serving.promoted import Promoted
+from tasks.serving.promoted import FormerChampion, Promoted
 from tasks.serving.readme import version_readme
 from tasks.serving.sections import shown
 from validators.gates.approval import Approval
@@ -25,6 +26,7 @@ from validators.gates.catalog import GATES
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.records.generation import DecoderBytes
+from validators.records.journal import RolledBack
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Clipping, Estimate, Saturation, SliceDrop
 from validators.records.run import Confirmed, DataFile, Gpu, Inventory, SessionSettings, Source, Trial, Variant
@@ -207,6 +209,27 @@ def test_speed_that_another_target_must_reach_is_not_asked_for_here() -> None:
     gates = Gates(min_speedup={"tensorrt": 2.0})
     card = model_card(replace(said, job=said.job.model_copy(update={"gates": gates})))
     assert "The job asked for no speed" in card and "The job asked for no speed" not in model_card(said)
+
+
+def test_a_card_lists_the_champions_before_and_how_they_ended() -> None:
+    marks = [None, RolledBack(1, at="2026-11-20T08:00:00+00:00", reason="slow|er"), None]
+    days = ["2026-11-21", "2026-11-19", ""]
+    before = tuple(
+        FormerChampion(
+            str(3 - i), f"int8-{i}@ort-cpu", "1.5" if day else "", f"{day}T00:00:00+00:00" if day else "", mark
+        )
+        for i, (day, mark) in enumerate(zip(days, marks, strict=True))
+    )
+    card = model_card(replace(promoted(), before=before))
+    for line in (
+        "| 3 | `int8-0@ort-cpu` | 1.5x | 2026-11-21 | replaced 2026-11-22 |",
+        "| 2 | `int8-1@ort-cpu` | 1.5x | 2026-11-19 | rolled back to version 1 2026-11-20: slow\\|er |",
+        f"| 1 | `int8-2@ort-cpu` | {NO_VALUE} | {NO_VALUE} | replaced 2026-11-19 |",
+    ):
+        assert line in card, card
+    assert "The first champion" in model_card(promoted())
+    many = tuple(replace(before[0], version=str(number)) for number in range(40, 0, -1))
+    assert "35 more before these." in model_card(replace(promoted(), before=many))
 
 
 def test_a_card_that_fits_is_whole() -> None:
