@@ -53,12 +53,31 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
     """
     record = open_run(run, kind)
     try:
-        yield record
+        with _system_metrics(run, record):
+            yield record
     except PrefectSignal:
         raise
     except BaseException:
         _abandon(run, record)
         raise
+
+
+@contextmanager
+def _system_metrics(run: Run, run_id: str) -> Iterator[None]:
+    """Log processor, memory, disk, network and GPUs to the parent run meanwhile, where MLflow's own switch asks for it."""
+    from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+        yield
+        return
+    # A run that was suspended goes on behind its last sample.
+    monitor = SystemMetricsMonitor(run_id, tracking_uri=run.tracking_uri, resume_logging=True)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
 
 
 @step("open MLflow run")

@@ -71,13 +71,23 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         {"name": "replaced", "job": str(root / "other device.yaml"), "replace_device": True},
         {"name": "elsewhere", "job": job("elsewhere", target="tensorrt", candidates="default")},
     ]
-    return state, run_jobs(state, root / "runs", calls)
+    # MLflow's own switch, with a sample each second.
+    sampled = {"MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "true", "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL": "1"}
+    return state, run_jobs(state, root / "runs", calls, **sampled)
 
 
 def registry(state: Path, query: str) -> list[tuple[Any, ...]]:
     """Rows of the registry's own database: what is there, whoever asks."""
     with sqlite3.connect(state / "mlflow.db") as database:
         return database.execute(query).fetchall()
+
+
+def test_mlflows_switch_logs_system_metrics(world: tuple[Path, dict[str, Answer]]) -> None:
+    """Of the parent runs alone; a run that found all its work in the store may end before the first sample is logged."""
+    query = "SELECT DISTINCT run_uuid FROM metrics WHERE key = 'system/cpu_utilization_percentage'"
+    sampled = {run for (run,) in registry(world[0], query)}
+    kinds = dict(registry(world[0], "SELECT run_uuid, value FROM tags WHERE key = 'quantgate.kind'"))
+    assert sampled and {kinds.get(run) for run in sampled} == {"run"}
 
 
 def test_every_result_follows_the_published_schema(world: tuple[Path, dict[str, Answer]]) -> None:
