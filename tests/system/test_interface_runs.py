@@ -45,7 +45,8 @@ NAMES = [
     name for name in WORKING if name not in ("class judged by mse", "other names of the batch", "axes of one name")
 ]
 
-pytestmark = pytest.mark.slow
+# One process makes all runs, which takes 5 minutes, and twice that on a machine that is busy.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def plain(name: str) -> str:
