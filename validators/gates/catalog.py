@@ -398,7 +398,7 @@ GATES: tuple[Gate, ...] = (
     ),
     Gate(
         "energy_ratio",
-        "Energy per request that the GPU reports, as a share of the baseline's; inconclusive where none is reported.",
+        "Energy per request that the device reports, as a share of the baseline's; inconclusive where none is reported.",
         "ratio",
         judge=_timed(lambda latency, found: resource.judge_energy(latency, found.job.gates)),
         key="max_energy_ratio",

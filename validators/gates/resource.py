@@ -101,7 +101,8 @@ def judge_energy(latency: Latency, gates: Gates) -> Verdict | None:
     if bound is None:
         return None
     if latency.energy_mj is None or latency.baseline_energy_mj is None:
-        return unmeasured("energy_ratio", "the device reports no energy", bound, "at_most", None)
+        reason = "the device reports no energy; counters of processors (RAPL) are readable by root, absent in virtual machines"
+        return unmeasured("energy_ratio", reason, bound, "at_most", None)
     if ratio is None:
         reason = "the energy counter stood still in a launch: raise `measurement.block_seconds`"
         return unmeasured("energy_ratio", reason, bound, "at_most", None)

@@ -1,6 +1,6 @@
 """Rules about Q/DQ graphs in ONNX Runtime, for the CPU provider and for the CUDA provider.
 
-The CPU rules come from the optimized graphs and the numbers of ONNX Runtime 1.31.1 at its default optimization;
+The CPU rules come from the optimized graphs and the numbers of ONNX Runtime 1.31.1 and 1.32.0 at its default optimization;
 `tests/unit/validators/graph/test_ort_rules.py` reproduces them. `tasks/ptq/eight_bit/placement.py` lists the full requirements
 of each kernel. The CUDA rule comes from the provider's list of kernels and is not verified by a run.
 """
@@ -26,9 +26,10 @@ def _pairs(graph: QuantizedGraph, *kinds: str) -> Iterator[QuantizedProduct]:
 
 
 def fp8(graph: QuantizedGraph) -> Findings:
-    """A session of a product in FP8 does not load: it is fused to an integer kernel that has no such type.
+    """A product in FP8 has no kernel: releases before 1.32 do not load it, newer ones compute it in float32.
 
-    At basic optimization it loads and computes in float32, which is valid for accuracy but not for latency.
+    Before 1.32 it is fused to an integer kernel that has no such type; at basic optimization it loads and computes in float32
+    there, too, which is valid for accuracy but not for latency.
     """
     for product in _pairs(graph, "Conv", "MatMul"):
         if any(item.code_type == FP8 for item in product.quantized):

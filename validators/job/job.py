@@ -248,10 +248,6 @@ class Job(Settings):
     def _gates_can_be_measured(self) -> Job:
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
             raise ValueError("`gates.max_cost_per_million` needs `measurement.price_per_hour`")
-        if self.gates.max_energy_ratio is not None and not is_on_gpu(self.target):
-            raise ValueError(
-                f"`gates.max_energy_ratio` applies to targets on a GPU, which report energy, not to {self.target}"
-            )
         return self
 
     @model_validator(mode="after")

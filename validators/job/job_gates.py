@@ -79,7 +79,8 @@ class Gates(Settings):
     max_load_ratio: Ratio | None = None
     """Largest ratio of the variant's load time to the baseline's."""
     max_energy_ratio: Ratio | None = None
-    """For GPUs: largest ratio of the variant's energy per request to the baseline's, at the first batch size."""
+    """Largest ratio of the variant's energy per request to the baseline's, at the first batch size, of the GPU or the processor
+    packages; inconclusive where these report no energy."""
     max_cost_per_million: Annotated[float, Field(gt=0)] | None = None
     """Largest cost of a million requests, in the currency of `measurement.price_per_hour`, which it needs."""
     max_compile_seconds: Annotated[float, Field(gt=0)] | None = None

@@ -15,6 +15,7 @@ import numpy as np
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.cgroup import CpuLimit, cpu_limits
 from tasks.measure.latency.nvml import GpuState, NvmlGpu
+from tasks.measure.latency.rapl import PackageEnergy, read_packages
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 # Sorting these takes about a third of a millisecond.
@@ -41,7 +42,8 @@ class BlockConditions:
     `other_cores`: usable cores taken by processes other than the measured one. `stolen_cores`: cores taken by the hypervisor.
     `quota_throttled_cores`: time for which a CPU quota stopped the control group's threads, in cores. `canary_ms`: time of a
     fixed piece of work before and after the block, while the measured processes are stopped. `gpu_memory_mb`: GPU memory of
-    the measured process. Clock, throttling and GPU memory are None where the machine does not report them.
+    the measured process. `packages_j`: energy of the processor packages. Clock, throttling, GPU memory and energy are None
+    where the machine does not report them.
     """
 
     other_cores: float
@@ -54,6 +56,15 @@ class BlockConditions:
     gpu: tuple[GpuState, GpuState] | None = None
     gpu_memory_mb: float | None = None
     quota_throttled_cores: float = 0.0
+    packages_j: float | None = None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules that the device spent during the block: the GPU if one was measured, else the processor packages."""
+        if self.gpu is None:
+            return self.packages_j
+        before, after = (state.energy_j for state in self.gpu)
+        return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class _Reading:
     involuntary_switches: int
     gpu: GpuState | None
     limits: tuple[CpuLimit, ...]
+    packages: PackageEnergy | None
 
 
 class DisturbanceWatch:
@@ -103,6 +115,7 @@ class DisturbanceWatch:
             gpu=(start.gpu, end.gpu) if start.gpu and end.gpu else None,
             gpu_memory_mb=end.gpu.held_mb.get(self._pid) if end.gpu else None,
             quota_throttled_cores=max(_growths(limits, "throttled_seconds"), default=0.0) / elapsed,
+            packages_j=end.packages.joules_since(start.packages) if start.packages and end.packages else None,
         )
 
     def _read(self) -> _Reading:
@@ -117,6 +130,7 @@ class DisturbanceWatch:
             involuntary_switches=involuntary_switches(self._pid),
             gpu=self._gpu.read() if self._gpu else None,
             limits=cpu_limits(),
+            packages=None if self._gpu else read_packages(),
         )
 
 

@@ -181,13 +181,13 @@ def _end_to_end(gathered: Gathered, confidence: float) -> EndToEnd | None:
 
 
 def _energy_mj(pairs: Iterable[Pair], index: int) -> float | None:
-    """Return the energy per request in millijoules; None if the GPU does not report it."""
+    """Return the energy per request in millijoules; None if the device does not report it."""
     spent = requests = 0.0
     for pair in pairs:
-        states = pair.conditions[index].gpu
-        if states is None or states[0].energy_j is None or states[1].energy_j is None:
+        joules = pair.conditions[index].energy_j
+        if joules is None:
             return None
-        spent += 1e3 * (states[1].energy_j - states[0].energy_j)
+        spent += 1e3 * joules
         requests += len(pair.sides[index].samples)
     return spent / requests
 
@@ -196,7 +196,7 @@ def _energy_ratio(gathered: Gathered, confidence: float) -> Estimate | None:
     ratios = []
     for launch in gathered.launches["latency"]:
         before, after = (_energy_mj(launch.pairs, index) for index in (0, 1))
-        # The counter of some GPUs moves in steps longer than a block.
+        # The counter of some devices moves in steps longer than a block.
         if not before or not after:
             return None
         ratios.append([after / before])

@@ -106,6 +106,14 @@ def test_energy_by_hand() -> None:
     assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((50.0, 50.0))
 
 
+def test_energy_of_packages_by_hand() -> None:
+    """0.3 J over blocks of 10 requests; where a GPU is measured its own energy counts, and none if it reports none."""
+    found = record(gathered(1.0, 1.0, conditions=replace(STILL, packages_j=0.3)))
+    assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((30.0, 30.0))
+    silent = GpuState(1500, 2000, (), 90, 4000.0, 300.0, None, 2)
+    assert replace(STILL, packages_j=0.3, gpu=(silent, silent)).energy_j is None
+
+
 def test_energy_ratio_is_taken_launch_by_launch() -> None:
     """0.2 J and 0.4 J of the baseline, 0.1 J of the variant: ratios 1/2 and 1/4, so that the geometric mean is 0.354."""
     state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)

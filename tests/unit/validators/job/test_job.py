@@ -75,7 +75,6 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"gates": {"max_size_ratio": 0}}, "`gates.max_size_ratio`"),
     ({"gates": {"max_cost_per_million": 1.0}}, "`gates.max_cost_per_million` needs `measurement.price_per_hour`"),
     ({"measurement": {"price_per_hour": 0}}, "`measurement.price_per_hour`"),
-    ({"gates": {"max_energy_ratio": 1.0}}, "`gates.max_energy_ratio` applies to targets on a GPU"),
     ({"calibration": {"min_samples": 0}}, "`calibration.min_samples`"),
     ({"calibration": {"min_drift_p_value": 1}}, "`calibration.min_drift_p_value`"),
     ({"measurement": {"batch_sizes": []}}, "`measurement.batch_sizes`"),
