@@ -24,7 +24,7 @@ def _session(
     candidate: Candidate, threads: int, libraries: Libraries, _provider_options: Mapping[str, str]
 ) -> SessionSettings:
     if candidate.is_simulated:
-        # At higher levels the CPU provider of releases before 1.32 fuses FP8 Q/DQ into QLinearConv, which does not exist for FP8.
+        # At higher levels releases before 1.32 fuse FP8 Q/DQ into QLinearConv, which does not exist for FP8.
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
     if candidate.precision == "fp32" and not candidate.fused:
         return SessionSettings(CPU_PROVIDER, threads, libraries=libraries)  # the baseline: ONNX Runtime's own defaults
