@@ -68,11 +68,14 @@ def _system_metrics(run: Run, run_id: str) -> Iterator[None]:
     from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+    # MLflow does not annotate these.
+    switch: Any = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    make_monitor: Any = SystemMetricsMonitor
+    if not switch.get():
         yield
         return
     # A run that was suspended goes on behind its last sample.
-    monitor = SystemMetricsMonitor(run_id, tracking_uri=run.tracking_uri, resume_logging=True)
+    monitor = make_monitor(run_id, tracking_uri=run.tracking_uri, resume_logging=True)
     monitor.start()
     try:
         yield

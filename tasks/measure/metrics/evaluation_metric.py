@@ -33,7 +33,7 @@ def as_function(metric: Any) -> Callable[[NDArray[Any], NDArray[Any] | None], An
     @wraps(metric.eval_fn)
     def judge(outputs: NDArray[Any], labels: NDArray[Any] | None) -> Any:
         targets = None if labels is None else _series(labels)
-        given = {"predictions": predictions_of(outputs, labels), "targets": targets, "metrics": {}}
+        given: dict[str, Any] = {"predictions": predictions_of(outputs, labels), "targets": targets, "metrics": {}}
         found = metric.eval_fn(**{name: value for name, value in given.items() if name in named})
         if getattr(found, "scores", None) is not None:
             return found.scores
