@@ -42,7 +42,10 @@ for link in ${PIP_FIND_LINKS:-}; do
   links+="\"$link\", "
   [ ! -d "$link" ] || mounts+=(-v "$link:$link:ro")
 done
-printf '[global]\ncert = %s\n%s\n' "$inside" "${index:+index-url = $index}" >"$work/pip.conf"
+{
+  printf '[global]\ncert = %s\n' "$inside"
+  [ -z "$index" ] || printf 'index_url = %s\n' "$index"
+} >"$work/pip.conf"
 {
   echo 'system-certs = true'
   [ -z "$index" ] || printf '[[index]]\nurl = "%s"\ndefault = true\n' "$index"
