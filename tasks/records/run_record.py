@@ -66,14 +66,15 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
 def _system_metrics(run: Run, run_id: str) -> Iterator[None]:
     """Log processor, memory, disk, network and GPUs to the parent run meanwhile, where MLflow's own switch asks for it."""
     from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    # MLflow does not annotate these.
+    # MLflow does not annotate the two.
     switch: Any = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    make_monitor: Any = SystemMetricsMonitor
     if not switch.get():
         yield
         return
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    make_monitor: Any = SystemMetricsMonitor
     # A run that was suspended goes on behind its last sample.
     monitor = make_monitor(run_id, tracking_uri=run.tracking_uri, resume_logging=True)
     monitor.start()
