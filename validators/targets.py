@@ -249,7 +249,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             name="torch-cuda",
             provider=INDUCTOR_CUDA,
             libraries={"torch": ("torch",)},
-            without=frozenset({"static", "pt", "smooth", "gptq", "awq", "fast", "+fused"}),
+            without=frozenset({"static", "pt", "smooth", "awq", "fast", "+fused"}),
             fused_words="the float model as TorchInductor compiles it",
             int8_words="INT8",
             runs_sources=False,
@@ -262,6 +262,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "fp8-amax-pt@torch-cuda",
                 "int4-g128-rtn@torch-cuda",
                 "int4-g64-hqq-asym@torch-cuda",
+                "int4-g128-gptq-asym@torch-cuda",
             ),
         ),
         TargetFacts(
@@ -282,7 +283,7 @@ BUILT_IN: dict[str, TargetFacts] = {
                 "fp16@torch-cuda",
                 "int8-dynamic-pc@torch-cuda",
                 "fp8-amax-pc@torch-cuda",
-                "int4-g128-rtn@torch-cuda",
+                "int4-g128-gptq-asym@torch-cuda",
             ),
         ),
     )

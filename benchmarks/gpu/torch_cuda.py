@@ -43,7 +43,8 @@ def _recipe(precision: str, **fields: Any) -> dict[str, Any]:
     return _PLAIN | {"precision": precision} | fields
 
 
-# What the default candidates decode to, whose grammar needs pydantic. float16 is first: the others are held against it.
+# The default candidates without GPTQ, which needs SciPy; their grammar needs pydantic. The others are held against float16,
+# which is first.
 RECIPES: Mapping[str, dict[str, Any]] = {
     "fp16": _recipe("fp16"),
     "fp32-fused": _recipe("fp32"),

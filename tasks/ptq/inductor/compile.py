@@ -43,9 +43,8 @@ def inductor_form(
     graph = onnx.load(materials.prepared(), load_external_data=False).graph
     with tempfile.TemporaryDirectory(prefix="quantgate-") as name:
         folder = Path(name)
-        batches = (
-            materials.batches() if candidate.precision == "int8" and not candidate.dynamic else materials.batches()[:1]
-        )
+        is_calibrated = candidate.range_method is not None or candidate.weight_method == "gptq"
+        batches = materials.batches() if is_calibrated else materials.batches()[:1]
         for index, batch in enumerate(batches):
             np.savez(folder / f"{index}.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
         order = {

@@ -82,13 +82,13 @@ def _rewritten(module: Any, batches: list[Any], order: dict[str, Any]) -> tuple[
     return quantized, {}
 
 
-def _rewritten_for_gpu(module: Any, _batches: list[Any], order: dict[str, Any]) -> tuple[Any, dict[str, int]]:
+def _rewritten_for_gpu(module: Any, batches: list[Any], order: dict[str, Any]) -> tuple[Any, dict[str, int]]:
     """Return the module with products for a GPU's kernels, and the counts of changes."""
     import torch
 
     from tasks.ptq.inductor.gpu_forms import rewrite
 
-    return module, rewrite(module, order["recipe"], torch.device(order["device"]))
+    return module, rewrite(module, order["recipe"], torch.device(order["device"]), batches)
 
 
 def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:

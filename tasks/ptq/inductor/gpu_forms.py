@@ -9,7 +9,7 @@ Only the compiling process imports this module.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch
 from torch._inductor.lowering import add_layout_constraint, require_contiguous
 from torch.nn import functional
 
-from tasks.ptq.inductor.programs import IN_HALF, in_half
+from tasks.ptq.inductor.grams import grams
+from tasks.ptq.inductor.programs import IN_HALF, Tensors, in_half
 from tasks.ptq.weight_only.int4_grid import MIDDLE_CODE, QuantizedWeight, round_to_nearest
 
 aten = torch.ops.aten
@@ -119,10 +120,13 @@ class Int4Weight(torch.nn.Module):
         return found.to(torch.float32).reshape(*x.shape[:-1], -1)
 
 
-def rewrite(module: torch.fx.GraphModule, recipe: dict[str, Any], device: torch.device) -> dict[str, int]:
+def rewrite(
+    module: torch.fx.GraphModule, recipe: dict[str, Any], device: torch.device, batches: Sequence[Tensors]
+) -> dict[str, int]:
     """Rewrite the products of an exported module for a recipe; return the counts of changes.
 
-    `recipe` has the fields of a `Candidate`. Everything but products stays in float32, as under `torch.autocast`.
+    `recipe` has the fields of a `Candidate`; GPTQ alone reads `batches`, the calibration samples. Everything but products
+    stays in float32, as under `torch.autocast`.
     """
     precision = recipe["precision"]
     if precision == "fp32":
@@ -132,13 +136,15 @@ def rewrite(module: torch.fx.GraphModule, recipe: dict[str, Any], device: torch.
         add_layout_constraint(multiply, require_contiguous)
     changes: dict[str, int] = {}
     if precision in _LAYERS:
-        make = _LAYERS[precision](recipe, device)
+        fitting = []
         for site in sites_of(module):
             reason = _why_left(precision, recipe, site.weight)
             key = f"linear layers left in bfloat16: {reason}" if reason else f"linear layers in {precision.upper()}"
             changes[key] = changes.get(key, 0) + 1
-            if not reason:
-                _replace(module, site, make(site.weight.detach().contiguous()))
+            fitting += [] if reason else [site]
+        # All layers are made before the first is put in place: the Gram matrices are those of the float model.
+        for site, layer in list(_layers(module, fitting, recipe, device, batches)):
+            _replace(module, site, layer)
         module.graph.eliminate_dead_code()
         module.delete_all_unused_submodules()
     half = torch.float16 if precision == "fp16" else torch.bfloat16
@@ -160,6 +166,26 @@ def sites_of(module: torch.fx.GraphModule) -> list[LinearSite]:
         else:
             found.append(LinearSite(node, weight.t(), None))
     return found
+
+
+def _layers(
+    module: torch.fx.GraphModule,
+    sites: Sequence[LinearSite],
+    recipe: dict[str, Any],
+    device: torch.device,
+    batches: Sequence[Tensors],
+) -> Iterable[tuple[LinearSite, torch.nn.Module]]:
+    """Yield the layer for each site, those that read the same tensor one after the other."""
+    make = _LAYERS[recipe["precision"]](recipe, device)
+    readers: dict[str, list[LinearSite]] = {}
+    for site in sites:
+        readers.setdefault(site.node.args[0].name, []).append(site)
+    seen: Iterable[tuple[str, torch.Tensor | None]] = ((name, None) for name in readers)
+    if recipe["weight_method"] == "gptq":
+        seen = grams(module, {name: read[0].weight.shape[1] for name, read in readers.items()}, batches)
+    for name, gram in seen:
+        for site in readers[name]:
+            yield site, make(site.weight.detach().contiguous(), gram)
 
 
 def _constant(module: torch.fx.GraphModule, node: Any) -> torch.Tensor | None:
@@ -198,30 +224,35 @@ def _replace(module: torch.fx.GraphModule, site: LinearSite, layer: torch.nn.Mod
     module.recompile()
 
 
-def _int8(_recipe: dict[str, Any], _device: torch.device) -> Callable[[torch.Tensor], torch.nn.Module]:
-    return Int8Rows
+# From a weight `[N, K]`, and the Gram matrix `[K, K]` of its activations for GPTQ.
+_Make = Callable[[torch.Tensor, torch.Tensor | None], torch.nn.Module]
 
 
-def _fp8(recipe: dict[str, Any], _device: torch.device) -> Callable[[torch.Tensor], torch.nn.Module]:
-    return lambda weight: Fp8(weight, by_row=recipe["granularity"] == "pc")
+def _int8(_recipe: dict[str, Any], _device: torch.device) -> _Make:
+    return lambda weight, _gram: Int8Rows(weight)
 
 
-def _int4(recipe: dict[str, Any], device: torch.device) -> Callable[[torch.Tensor], torch.nn.Module]:
-    def make(weight: torch.Tensor) -> torch.nn.Module:
+def _fp8(recipe: dict[str, Any], _device: torch.device) -> _Make:
+    return lambda weight, _gram: Fp8(weight, by_row=recipe["granularity"] == "pc")
+
+
+def _int4(recipe: dict[str, Any], device: torch.device) -> _Make:
+    size, symmetric = recipe["block_size"], not recipe["asymmetric"]
+
+    def make(weight: torch.Tensor, gram: torch.Tensor | None) -> torch.nn.Module:
         values = weight.t().cpu().numpy()
-        size = recipe["block_size"]
         if recipe["weight_method"] == "hqq":
             from tasks.ptq.weight_only.hqq import hqq
 
             return Int4Weight(hqq(values, block_size=size, dtype=np.float32), device)
-        symmetric = not recipe["asymmetric"]
+        if gram is not None:
+            from tasks.ptq.weight_only.gptq import gptq
+
+            found = gptq(values, gram.numpy(), block_size=size, symmetric=symmetric, dtype=np.float32)
+            return Int4Weight(found, device)
         return Int4Weight(round_to_nearest(values, block_size=size, symmetric=symmetric, dtype=np.float32), device)
 
     return make
 
 
-_LAYERS: dict[str, Callable[[dict[str, Any], torch.device], Callable[[torch.Tensor], torch.nn.Module]]] = {
-    "int8": _int8,
-    "fp8": _fp8,
-    "int4": _int4,
-}
+_LAYERS: dict[str, Callable[[dict[str, Any], torch.device], _Make]] = {"int8": _int8, "fp8": _fp8, "int4": _int4}
