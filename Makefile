@@ -22,7 +22,8 @@ demo-llm: $(FLAVORS)
 
 # Two processes, a file of tests at a time; more where there is room: each brings models and servers of its own, up to 4 GB.
 TEST_PROCESSES := 2
-PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile
+# In the order of the folders: the slow files of system tests before units, so that no process waits for the last of them.
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Units, documentation, one run on each CPU target and a promotion that is killed.
 test: $(READY)

@@ -70,7 +70,8 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         cached.cache_clear()
 
 
-# Without `_scaled_mm` in hardware, this processor multiplies floats within the operator: no share counts as FP8.
+# The rehearsal of the GPU check compiles bf16 and int4-g128-rtn as well. Without `_scaled_mm` in hardware, this processor
+# multiplies floats within the operator: no share counts as FP8.
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -78,9 +79,7 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("fp32-fused", 1e-5, {"float": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
         ("fp16", 5e-3, {"half": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
-        ("bf16", 0.03, {"half": CONVOLVED + ATTENDED + QKV + OUT + WIDE + LAST}),
         ("int8-dynamic-pc", 0.05, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
-        ("int4-g32-rtn", 0.4, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
         ("int4-g64-hqq-asym", 0.4, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
         ("int4-g32-gptq-asym", 0.4, {"low": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),
         ("fp8-amax-pc", 0.15, {"float": QKV + OUT + WIDE, "half": CONVOLVED + ATTENDED + LAST}),

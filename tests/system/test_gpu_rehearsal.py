@@ -15,12 +15,12 @@ import pytest
 from gpu.answers import rows_of
 from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from gpu.pytorch_modes import MODES, measure_launch, rows_of_module
+from gpu.torch_cuda import RECIPES
 from packages import linked
 
 from tasks.runtimes.inductor.session import why_missing
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
-from validators.targets import facts_of
 
 # The export, and a process for each figure, which imports PyTorch or ONNX Runtime anew.
 pytestmark = pytest.mark.slow
@@ -157,14 +157,13 @@ def test_what_pytorch_alone_can_show_needs_nothing_else(folder: Path, tmp_path: 
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(results.read_text(encoding="utf-8"))
     assert figures["rehearsal"] is True and figures["ceilings"]["int8"]["tflop_per_s"] > 0
-    names = [name.partition("@")[0] for name in facts_of("torch-cuda").default_candidates]
-    for name in names:
+    for name in RECIPES:
         artifact = figures["artifacts"][f"torch-cuda/text/{name}"]
         cell = figures["cells"][f"torch-cuda/text/b2/{name}"]
         assert artifact["value"] >= 0.75 and artifact["compile_seconds"] > 0
         assert cell["p50_ms"] > 0 and cell["speedup"]["value"] > 0
         assert cell["against"] == ("fp32-fused" if name == "fp16" else "fp16")
-    shares = {name: figures["artifacts"][f"torch-cuda/text/{name}"]["coverage"]["low"] for name in names}
+    shares = {name: figures["artifacts"][f"torch-cuda/text/{name}"]["coverage"]["low"] for name in RECIPES}
     assert shares["int8-dynamic-pc"] > 0.5 and shares["int4-g64-hqq-asym"] > 0.5 and shares["bf16"] == 0.0
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=kept)
     assert again.returncode == 0 and "artifacts" not in again.stdout, again.stdout

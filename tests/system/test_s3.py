@@ -91,7 +91,10 @@ def test_whatever_passes_between_nothing_wrong_is_accepted(
     for fault, count in sorted(met.items()):
         print(f"  {fault:16} {count:5}")
     assert outcomes.total() == transfers and hidden(tmp_path) == []
-    assert set(met) >= set(FAULTS) if rate < 0.5 else met.total() - met["none"] > 50
+    # Stalls are drawn so seldom that one of the two kinds may be absent.
+    often = {fault for fault in FAULTS if not fault.startswith("stalled")}
+    assert set(met) >= often if rate < 0.5 else met.total() - met["none"] > 50
+    assert met["stalled"] + met["stalled in body"] > 0
     assert outcomes["said"] == 0 if rate < 0.5 else outcomes["right"] > 0
 
 
