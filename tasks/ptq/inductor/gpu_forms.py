@@ -36,9 +36,10 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 
 @dataclass(frozen=True)
 class LinearSite:
-    """A product of a tensor with a constant matrix: the node, the weight `[N, K]` and the bias's node, if any."""
+    """A product of a tensor with a constant matrix: its node, that of the tensor, the weight `[N, K]` and the bias, if any."""
 
     node: torch.fx.Node
+    tensor: torch.fx.Node
     weight: torch.Tensor
     bias: torch.fx.Node | None
 
@@ -158,13 +159,13 @@ def sites_of(module: torch.fx.GraphModule) -> list[LinearSite]:
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target not in (aten.linear.default, aten.matmul.default, aten.mm.default):
             continue
-        weight = _constant(module, node.args[1])
+        tensor, weight = node.args[0], _constant(module, node.args[1])
         if weight is None or weight.dim() != 2 or weight.dtype != torch.float32:
             continue
         if node.target is aten.linear.default:
-            found.append(LinearSite(node, weight, node.args[2] if len(node.args) > 2 else None))
+            found.append(LinearSite(node, tensor, weight, node.args[2] if len(node.args) > 2 else None))
         else:
-            found.append(LinearSite(node, weight.t(), None))
+            found.append(LinearSite(node, tensor, weight.t(), None))
     return found
 
 
@@ -179,7 +180,7 @@ def _layers(
     make = _LAYERS[recipe["precision"]](recipe, device)
     readers: dict[str, list[LinearSite]] = {}
     for site in sites:
-        readers.setdefault(site.node.args[0].name, []).append(site)
+        readers.setdefault(site.tensor.name, []).append(site)
     seen: Iterable[tuple[str, torch.Tensor | None]] = ((name, None) for name in readers)
     if recipe["weight_method"] == "gptq":
         seen = grams(module, {name: read[0].weight.shape[1] for name, read in readers.items()}, batches)
@@ -216,6 +217,7 @@ def _replace(module: torch.fx.GraphModule, site: LinearSite, layer: torch.nn.Mod
     name = f"quantized_{site.node.name}"
     module.add_submodule(name, layer)
     with module.graph.inserting_before(site.node):
+        # Not `site.tensor`, which may have been replaced.
         made = module.graph.call_module(name, (site.node.args[0],))
         if site.bias is not None:
             made = module.graph.call_function(aten.add.Tensor, (made, site.bias))

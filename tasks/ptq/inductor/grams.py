@@ -27,7 +27,8 @@ def grams(
     """
     names = list(tensors)
     while names:
-        total, group = 0.0, []
+        total = 0.0
+        group: list[str] = []
         while names and (not group or total + 8.0 * tensors[names[0]] ** 2 <= _BYTES_A_PASS):
             total += 8.0 * tensors[names[0]] ** 2
             group.append(names.pop(0))
