@@ -36,10 +36,9 @@ _ATTENTION = aten.scaled_dot_product_attention.default
 
 @dataclass(frozen=True)
 class LinearSite:
-    """A product of a tensor with a constant matrix: its node, that of the tensor, the weight `[N, K]` and the bias, if any."""
+    """A product of a tensor with a constant matrix: the node, the weight `[N, K]` and the bias's node, if any."""
 
     node: torch.fx.Node
-    tensor: torch.fx.Node
     weight: torch.Tensor
     bias: torch.fx.Node | None
 
@@ -142,7 +141,8 @@ def rewrite(
             reason = _why_left(precision, recipe, site.weight)
             key = f"linear layers left in bfloat16: {reason}" if reason else f"linear layers in {precision.upper()}"
             changes[key] = changes.get(key, 0) + 1
-            fitting += [] if reason else [site]
+            if not reason:
+                fitting.append(site)
         # All layers are made before the first is put in place: the Gram matrices are those of the float model.
         for site, layer in list(_layers(module, fitting, recipe, device, batches)):
             _replace(module, site, layer)
@@ -159,13 +159,13 @@ def sites_of(module: torch.fx.GraphModule) -> list[LinearSite]:
     for node in module.graph.nodes:
         if node.op != "call_function" or node.target not in (aten.linear.default, aten.matmul.default, aten.mm.default):
             continue
-        tensor, weight = node.args[0], _constant(module, node.args[1])
+        weight = _constant(module, node.args[1])
         if weight is None or weight.dim() != 2 or weight.dtype != torch.float32:
             continue
         if node.target is aten.linear.default:
-            found.append(LinearSite(node, tensor, weight, node.args[2] if len(node.args) > 2 else None))
+            found.append(LinearSite(node, weight, node.args[2] if len(node.args) > 2 else None))
         else:
-            found.append(LinearSite(node, tensor, weight.t(), None))
+            found.append(LinearSite(node, weight.t(), None))
     return found
 
 
@@ -178,9 +178,10 @@ def _layers(
 ) -> Iterable[tuple[LinearSite, torch.nn.Module]]:
     """Yield the layer for each site, those that read the same tensor one after the other."""
     make = _LAYERS[recipe["precision"]](recipe, device)
+    # By the name of the tensor's node.
     readers: dict[str, list[LinearSite]] = {}
     for site in sites:
-        readers.setdefault(site.tensor.name, []).append(site)
+        readers.setdefault(str(site.node.args[0]), []).append(site)
     seen: Iterable[tuple[str, torch.Tensor | None]] = ((name, None) for name in readers)
     if recipe["weight_method"] == "gptq":
         seen = grams(module, {name: read[0].weight.shape[1] for name, read in readers.items()}, batches)
@@ -217,7 +218,6 @@ def _replace(module: torch.fx.GraphModule, site: LinearSite, layer: torch.nn.Mod
     name = f"quantized_{site.node.name}"
     module.add_submodule(name, layer)
     with module.graph.inserting_before(site.node):
-        # Not `site.tensor`, which may have been replaced.
         made = module.graph.call_module(name, (site.node.args[0],))
         if site.bias is not None:
             made = module.graph.call_function(aten.add.Tensor, (made, site.bias))
