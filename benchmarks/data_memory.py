@@ -21,8 +21,8 @@ import typer
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
-from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
-from driving import environment, write_job  # noqa: E402  # after what makes it importable
+from calibration_figures import save
+from driving import environment, write_job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIXELS, CLASSES, CALIBRATION = 64, 10, 256

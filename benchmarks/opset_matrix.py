@@ -26,30 +26,30 @@ from numpy.typing import NDArray
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
-from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
-from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer  # noqa: E402
-from real_builds import build  # noqa: E402
+from calibration_figures import save
+from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer
+from real_builds import build
 
-from tasks.evidence.resolve_source import resolve_source  # noqa: E402
-from tasks.evidence.target_inventory import take_inventory  # noqa: E402
-from tasks.ptq.build_variant import Materials  # noqa: E402
-from tasks.run.clock import Clock  # noqa: E402
-from tasks.run.context import Run  # noqa: E402
-from tasks.runtimes.engines.build import available  # noqa: E402
-from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs  # noqa: E402
-from tasks.storage.locks import FolderLocks  # noqa: E402
-from tasks.storage.store import Store  # noqa: E402
-from tasks.targets.catalog import find_target, lint  # noqa: E402
-from tasks.targets.variants import make_variant, session_settings  # noqa: E402
-from tasks.trials.materials import materials_of  # noqa: E402
-from validators.errors import CandidateRefused  # noqa: E402
-from validators.graph.source_graph import opset_of  # noqa: E402
-from validators.job.candidate_name import Candidate, decode  # noqa: E402
-from validators.job.read_job import parse_job  # noqa: E402
-from validators.records.run import SessionSettings  # noqa: E402
-from validators.samples.datasets import Arrays, load_samples  # noqa: E402
-from validators.samples.run_inputs import Evidence, RunInputs  # noqa: E402
-from validators.targets import built_in_engines, facts_of  # noqa: E402
+from tasks.evidence.resolve_source import resolve_source
+from tasks.evidence.target_inventory import take_inventory
+from tasks.ptq.build_variant import Materials
+from tasks.run.clock import Clock
+from tasks.run.context import Run
+from tasks.runtimes.engines.build import available
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
+from tasks.storage.locks import FolderLocks
+from tasks.storage.store import Store
+from tasks.targets.catalog import find_target, lint
+from tasks.targets.variants import make_variant, session_settings
+from tasks.trials.materials import materials_of
+from validators.errors import CandidateRefused
+from validators.graph.source_graph import opset_of
+from validators.job.candidate_name import Candidate, decode
+from validators.job.read_job import parse_job
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays, load_samples
+from validators.samples.run_inputs import Evidence, RunInputs
+from validators.targets import built_in_engines, facts_of
 
 RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}

@@ -25,10 +25,10 @@ import typer
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
-from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
-from conftest import tiny_model, tiny_samples, tiny_weights  # noqa: E402  # after what makes it importable
-from driving import environment, write_job  # noqa: E402  # after what makes it importable
-from stack import Stack, wait_until  # noqa: E402  # after what makes it importable
+from calibration_figures import save
+from conftest import tiny_model, tiny_samples, tiny_weights
+from driving import environment, write_job
+from stack import Stack, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 RESULTS = HERE / "results"

@@ -29,12 +29,12 @@ def main() -> None:
 
     MOMENTS["command is imported"] = time.monotonic()
     run._quantize = _then("flow is imported", run._quantize)  # type: ignore[assignment]  # to be timed
-    run.on_server = _on_server(run.on_server)  # type: ignore[assignment]
+    run.on_server = _on_server(run.on_server)  # type: ignore[assignment]  # wrapped, to time it
     run._result_of = _at("flow has ended", run._result_of)  # type: ignore[assignment]  # to be timed
-    Clock.work = _noted(Clock.work)  # type: ignore[method-assign]
+    Clock.work = _noted(Clock.work)  # type: ignore[method-assign]  # likewise
     leave = os._exit
     # The command leaves by this call, after all exit handlers.
-    os._exit = lambda code: (_write(), leave(code))  # type: ignore[assignment,func-returns-value]
+    os._exit = lambda code: (_write(), leave(code))  # type: ignore[assignment,func-returns-value]  # writes first
     sys.argv = ["quantgate", "run", JOB]
     quantgate()
 

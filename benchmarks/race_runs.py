@@ -26,13 +26,13 @@ import yaml
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from calibration_figures import save  # noqa: E402  # from the folder that the line above adds
-from models.packages import MODELS  # noqa: E402  # from the folder that the line above adds
+from calibration_figures import save
+from models.packages import MODELS
 
-from tasks.measure.latency.compare import compare_latency  # noqa: E402  # beside the imports above
-from tasks.measure.latency.process import Contestant  # noqa: E402
-from validators.job.read_job import parse_job  # noqa: E402
-from validators.records.run import SessionSettings  # noqa: E402
+from tasks.measure.latency.compare import compare_latency
+from tasks.measure.latency.process import Contestant
+from validators.job.read_job import parse_job
+from validators.records.run import SessionSettings
 
 RESULTS = HERE / "results"
 # Launches of a comparison of the two choices: twice as many as a run makes.

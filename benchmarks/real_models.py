@@ -22,8 +22,8 @@ import typer
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from calibration_figures import save  # noqa: E402  # from the folder that the line above adds
-from models.real import MODELS, Change, RealModel  # noqa: E402
+from calibration_figures import save
+from models.real import MODELS, Change, RealModel
 
 RESULTS = HERE / "results"
 MOST_CHANGES = 2

@@ -24,8 +24,8 @@ import typer
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
-from calibration_figures import save  # noqa: E402  # from the folders that the line above adds
-from stack import BUCKET, Stack, wait_until  # noqa: E402  # after what makes it importable
+from calibration_figures import save
+from stack import BUCKET, Stack, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 RESULTS = HERE / "results"

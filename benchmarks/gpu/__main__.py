@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parents[1]
 # The modules beside this one, and quantgate, which need not be installed where only a check is run.
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from validators.errors import QuantgateError  # noqa: E402 - behind what makes it importable
+from validators.errors import QuantgateError
 
 RESULTS = HERE / "results"
 WORK = HERE.parent / ".quantgate" / "gpu-check"

@@ -18,8 +18,8 @@ LEADER, BEHIND, SLOW = "fp16@tensorrt", "int8-static-mse-pc@tensorrt", "int4-g12
 def test_only_those_behind_are_judged_again_and_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader keeps the verdicts of its confirmation, which judging again would drop."""
     stopped = {"outcome": "refused", "refusal": Refusal("stopped", "not 3% faster")}
-    leader, slow = Trial(LEADER, outcome="failed"), Trial(SLOW, **stopped)  # type: ignore[arg-type]
-    raced = Raced((leader, Trial(BEHIND, **stopped), slow), (BEHIND,))  # type: ignore[arg-type]
+    leader, slow = Trial(LEADER, outcome="failed"), Trial(SLOW, **stopped)  # type: ignore[arg-type]  # fields by **
+    raced = Raced((leader, Trial(BEHIND, **stopped), slow), (BEHIND,))  # type: ignore[arg-type]  # fields by **
     asked: list[tuple[Any, ...]] = []
 
     def resume(*given: Any) -> Raced:

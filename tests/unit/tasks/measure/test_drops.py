@@ -92,7 +92,7 @@ def test_mean_metrics_keep_their_direction_and_unit() -> None:
     losses = np.random.default_rng(2).gamma(4.0, 0.5, 500)
     low, high = mean_interval(losses, 0.95)
     for name, show in (("mse", float), ("perplexity", math.exp)):
-        found, _ = estimate_value(named_metric(name, OPTIONS), losses[:, None], 0.95, seed=1)  # type: ignore[arg-type]
+        found, _ = estimate_value(named_metric(name, OPTIONS), losses[:, None], 0.95, seed=1)  # type: ignore[arg-type]  # names as str
         assert [found.value, found.low, found.high] == pytest.approx([show(losses.mean()), show(low), show(high)])
 
 

@@ -78,7 +78,7 @@ def test_an_installed_module(tmp_path: Path) -> None:
     import statistics
 
     found = load_function("statistics:fmean", tmp_path, key="metric")
-    assert found.function([1.0, 2.0]) == 1.5 and found.function.__wrapped__ is statistics.fmean  # type: ignore[attr-defined]
+    assert found.function([1.0, 2.0]) == 1.5 and found.function.__wrapped__ is statistics.fmean  # type: ignore[attr-defined]  # of functools.wraps
     assert len(found.digest) == 64
 
 

@@ -74,13 +74,13 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     told: dict[str, object] = {"low": {}, "us": {}, "built": 0}
 
     def build(model: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
-        told["built"] += 1  # type: ignore[operator]
-        low = told["low"].get("".join(build.compute_capabilities), PRODUCTS)  # type: ignore[attr-defined]
+        told["built"] += 1  # type: ignore[operator]  # values of any type
+        low = told["low"].get("".join(build.compute_capabilities), PRODUCTS)  # type: ignore[attr-defined]  # likewise
         manifest = EngineManifest("tensorrt", "11.4", None, "", None, build, "", "")
         return Engine(model, manifest, folder / "log", None, tuple(layers_of(model, low, {})))
 
     def inspect(plan: Path, _: object) -> tuple[str, dict[str, float]]:
-        layers = layers_of(plan, PRODUCTS, told["us"])  # type: ignore[arg-type]
+        layers = layers_of(plan, PRODUCTS, told["us"])  # type: ignore[arg-type]  # likewise
         as_json = [
             {
                 "Name": layer.name,
@@ -124,7 +124,7 @@ def test_request_must_gain_two_percent(
     """`c` in float16 saves a pair of 1 and 9 - x: of a request of 103 microseconds."""
     saved = 103 - 103 / gain
     twin["us"] = {"a in float16": 99.0, "b in float16": 99.0, "c in float16": 10 - saved}
-    twin["us"] |= {"a in int8": 45.0, "b in int8": 45.0, "c in int8": 9.0, "pair": 1.0, "relu": 1.0}  # type: ignore[operator]
+    twin["us"] |= {"a in int8": 45.0, "b in int8": 45.0, "c in int8": 9.0, "pair": 1.0, "relu": 1.0}  # type: ignore[operator]  # values of any type
     assert find(tmp_path, gpu=GPU).nodes == nodes
 
 
@@ -153,7 +153,7 @@ def test_removal_that_loses_low_precision_is_rejected(
 
     def build(model: Path, build: BuildSettings, folder: Path, **options: object) -> Engine:
         twin["low"] = {"8.9": ("a", "c") if "b_dequantize" in str(onnx.load(model).graph) else ("c",)}
-        return plain(model, build, folder, **options)  # type: ignore[arg-type]
+        return plain(model, build, folder, **options)  # type: ignore[arg-type]  # options of any type
 
     monkeypatch.setattr(costs, "build_engine", build)
     assert find(tmp_path, ["8.9"]).nodes == ()

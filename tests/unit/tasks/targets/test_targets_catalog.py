@@ -40,7 +40,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     def add(**brought: object) -> None:
         for name, target in brought.items():
             module = ModuleType(f"brought_{len(entries)}")
-            module.TARGET = target  # type: ignore[attr-defined]
+            module.TARGET = target  # type: ignore[attr-defined]  # of a module made here
             monkeypatch.setitem(sys.modules, module.__name__, module)
             entry = metadata.EntryPoint(name.replace("_", "-"), f"{module.__name__}:TARGET", GROUP)
             entries.append(entry)
@@ -59,7 +59,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 def target_named(name: str, **changes: object) -> Target:
     """A target like `ort-cpu` by another name."""
     facts = replace(ort_cpu.TARGET.facts, name=name, default_candidates=(f"int8-dynamic-pc@{name}",))
-    return replace(ort_cpu.TARGET, facts=facts, **changes)  # type: ignore[arg-type]
+    return replace(ort_cpu.TARGET, facts=facts, **changes)  # type: ignore[arg-type]  # fields of any type
 
 
 def job_for(target: str, **changes: object) -> Job:
