@@ -4,7 +4,8 @@
     python -m benchmarks.gpu wheels FOLDER            # where there is a network: what the machine with the GPU may lack
     python -m benchmarks.gpu join FOLDER              # put together what was carried in parts
     make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: `torch`, an environment, then `run`
-    python -m benchmarks.gpu torch FOLDER                   # what PyTorch alone can show: ceilings, and the target torch-cuda
+    python -m benchmarks.gpu first --out FOLDER             # first contact: no bundle, PyTorch alone; `make gpu-first`
+    python -m benchmarks.gpu torch FOLDER                   # the target torch-cuda with the trained models, PyTorch alone
     python -m benchmarks.gpu run FOLDER --only ort-cuda --models text --seconds 500
     python -m benchmarks.gpu run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
     python -m benchmarks.gpu merge A.json B.json --into benchmarks/results
@@ -32,6 +33,7 @@ from validators.errors import QuantgateError
 RESULTS = HERE / "results"
 WORK = HERE.parent / ".quantgate" / "gpu-check"
 MODELS = ("text", "image", "language")
+FIRST_MODELS = ("encoder", "decoder", "encoder-wide", "cnn")
 PARTS = ("ceilings", "ort-cuda", "tensorrt", "pytorch")
 PART_MB = 56
 
@@ -81,6 +83,34 @@ def _torch(options: argparse.Namespace) -> int:
     from gpu.torch_cuda import run_torch
 
     return _measure(options, describe_by_torch, run_torch)
+
+
+def _first(options: argparse.Namespace) -> int:
+    from gpu.first import run_first
+    from gpu.first_table import render_first
+    from gpu.inventory import describe_by_torch
+    from gpu.record import Results, results_path
+    from gpu.session import Options
+
+    rehearsal = options.provider == "cpu"
+    inventory = describe_by_torch(rehearsal=rehearsal)
+    out = results_path(options.out, inventory, rehearsal=rehearsal, check="gpu-first")
+    known = results_path(RESULTS, inventory, rehearsal=rehearsal, check="gpu-first")
+    results = Results(out, inventory, rehearsal=rehearsal, earlier=known if known.exists() else None)
+    wanted = Options(
+        work=options.work,
+        models=options.models,
+        batches=options.batches,
+        seconds=options.seconds,
+        block_seconds=options.block_seconds,
+        again=options.again,
+        rehearsal=rehearsal,
+    )
+    left = run_first(wanted, results, lambda line: print(line, flush=True))
+    told = render_first(results.figures)
+    out.with_suffix(".md").write_text(f"{told}\n", encoding="utf-8")
+    print(f"\n{told}\n\n{out}: {f'{left} figures left, run the same again' if left else 'complete'}")
+    return 3 if left else 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -173,6 +203,16 @@ def _parser() -> argparse.ArgumentParser:
     table = _command(commands, "table", _table)
     table.add_argument("file", type=Path)
     table.add_argument("--rehearsal", action="store_true", help="allow a file without a figure of a GPU")
+    first = _command(commands, "first", _first)
+    default = Path(os.environ["OUT"]) if os.environ.get("OUT") else RESULTS
+    first.add_argument("--out", type=Path, default=default, help="where the results go: $OUT if it is set")
+    first.add_argument("--models", type=_some_of(FIRST_MODELS), default=FIRST_MODELS)
+    first.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of 1,8,32,128")
+    first.add_argument("--seconds", type=float, default=560.0)
+    first.add_argument("--block-seconds", type=float, default=0.08)
+    first.add_argument("--again", action="store_true", help="measure what is there as well")
+    first.add_argument("--provider", choices=("gpu", "cpu"), default="gpu", help="cpu rehearses")
+    first.add_argument("--work", type=Path, default=WORK, help="where programs and packages are kept")
     _run_arguments(_command(commands, "run", _run))
     _run_arguments(_command(commands, "torch", _torch))
     return parser

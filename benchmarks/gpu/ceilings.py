@@ -1,4 +1,4 @@
-"""Two limits of the device, measured by PyTorch: bytes that a copy moves, and operations of a large matrix product."""
+"""Limits of the device, measured by PyTorch: bytes of a copy, operations of large matrix products, the cost of a kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 COPY_BYTES, SIDE = 1 << 30, 8192
 SMALL_COPY_BYTES, SMALL_SIDE = 64 << 20, 128
 WARM_UPS, TIMED = 5, 30
+# Kernels of one element, whose time is that of starting them.
+KERNELS = 1000
 
 
 def measure_ceilings(device: str) -> dict[str, dict[str, Any]]:
-    """GB/s (10^9 bytes read and written) of a device-to-device copy, TFLOP/s of products by type: medians of 30.
+    """GB/s (10^9 bytes read and written) of a device-to-device copy, TFLOP/s of products by type, microseconds of a kernel.
 
-    What PyTorch does not have on the device is there as its refusal. A product of two N x N matrices counts 2 N^3 operations.
+    All are medians of 30. What PyTorch does not have on the device is there as its refusal. A product of two N x N matrices
+    counts 2 N^3 operations. `kernel` is one of a thousand that are launched one by one, `graph_kernel` one of a thousand in a
+    CUDA graph.
     """
     import torch
 
@@ -28,6 +32,11 @@ def measure_ceilings(device: str) -> dict[str, dict[str, Any]]:
     for name, prepare in _PRODUCTS.items():
         product = partial(prepare, torch, device, side)
         ceilings[name] = _figure(product, device, 2 * side**3 / 1e12, "tflop_per_s", side=side)
+    for name, kernels in (("kernel", _kernels), ("graph_kernel", _graph)):
+        found = _figure(partial(kernels, torch, device), device, KERNELS, "kernels_per_s")
+        if "kernels_per_s" in found:
+            found["us"] = 1e6 / found.pop("kernels_per_s")
+        ceilings[name] = found
     return ceilings
 
 
@@ -96,6 +105,28 @@ def _fp8(torch: Any, device: str, side: int) -> Callable[[], Any]:
 def _int8(torch: Any, device: str, side: int) -> Callable[[], Any]:
     left, right = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
     return lambda: torch._int_mm(left, right.t())
+
+
+def _kernels(torch: Any, device: str) -> Callable[[], Any]:
+    one = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        for _ in range(KERNELS):
+            one.add_(1.0)
+
+    return launch
+
+
+def _graph(torch: Any, device: str) -> Callable[[], Any]:
+    launch = _kernels(torch, device)
+    if device != "cuda":
+        raise RuntimeError("graphs are captured on GPUs")
+    graph = torch.cuda.CUDAGraph()
+    launch()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        launch()
+    return graph.replay  # type: ignore[no-any-return]  # torch has no types for it
 
 
 _PRODUCTS: dict[str, Callable[[Any, str, int], Callable[[], Any]]] = {

@@ -42,7 +42,7 @@ def describe_machine(*, rehearsal: bool) -> dict[str, Any]:
         refuse_without_gpu()
     inventory = take_inventory("ort-cpu" if rehearsal else "ort-cuda")
     gpu = inventory.gpu
-    device = f"{gpu.name} cc{gpu.compute_capability} driver {gpu.driver}" if gpu else inventory.cpu
+    device = _device(gpu.name, gpu.compute_capability) if gpu else inventory.cpu
     return asdict(inventory) | {"device": device, "versions": versions()}
 
 
@@ -60,11 +60,21 @@ def describe_by_torch(*, rehearsal: bool) -> dict[str, Any]:
     if missing := why_no_gpu():
         raise InfrastructureError(found=missing.found, expected=missing.expected, fix=missing.fix)
     about = torch.cuda.get_device_properties(0)
-    driver = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
     gpu = {"name": about.name, "compute_capability": f"{about.major}.{about.minor}"}
-    gpu["driver"] = driver.group(1) if driver else "unknown"
-    device = f"{gpu['name']} cc{gpu['compute_capability']} driver {gpu['driver']}"
-    return shared | {"gpu": gpu, "device": device}
+    return shared | {"gpu": gpu, "device": _device(**gpu)}
+
+
+def driver_version() -> str | None:
+    """The version of the GPU's driver, from its management library or the kernel's files; None if neither is there."""
+    if gpu := open_gpu():
+        return gpu.describe().driver
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
+    return found.group(1) if found else None
+
+
+def _device(name: str, compute_capability: str) -> str:
+    # Without the driver, which a machine may hide, and which differs between machines that are lent: each part has its own.
+    return f"{name} cc{compute_capability}"
 
 
 def _processor() -> str:

@@ -19,8 +19,8 @@ REFUSED = "refused"
 class Results:
     """The figures of one machine in one JSON file."""
 
-    def __init__(self, path: Path, inventory: dict[str, Any], *, rehearsal: bool) -> None:
-        """Go on with the file if it is there.
+    def __init__(self, path: Path, inventory: dict[str, Any], *, rehearsal: bool, earlier: Path | None = None) -> None:
+        """Go on with the file if it is there, else with the figures of `earlier`, which stays as it is.
 
         Raises:
             DataError: it holds figures of another machine.
@@ -28,10 +28,10 @@ class Results:
         self.path = path
         fresh = {"schema": SCHEMA, "rehearsal": rehearsal, "inventory": inventory, "parts": []}
         self.figures: dict[str, Any] = fresh | {section: {} for section in SECTIONS}
-        if path.exists():
-            earlier = read(path)
-            same_machine(earlier, self.figures)
-            self.figures |= {key: earlier[key] for key in (*SECTIONS, "parts")}
+        if found := path if path.exists() else earlier:
+            known = read(found)
+            same_machine(known, self.figures)
+            self.figures |= {key: known[key] for key in (*SECTIONS, "parts")}
 
     def has(self, section: str, key: str) -> bool:
         """Whether the figure is there; one that failed for reasons outside the model is worth another try."""
@@ -89,7 +89,7 @@ def same_machine(one: dict[str, Any], other: dict[str, Any]) -> None:
         if of(one) != of(other):
             raise DataError(
                 found=f"{name} {of(one)} and {of(other)} in one file of results",
-                expected="figures of one kind of GPU under one driver",
+                expected="figures of one kind of GPU",
                 fix="name another file with --results",
             )
 
@@ -112,15 +112,17 @@ def merge(paths: list[Path]) -> dict[str, Any]:
     return merged
 
 
-def results_path(folder: Path, inventory: dict[str, Any], *, rehearsal: bool) -> Path:
-    """`gpu_<name>_cc<cc>_<date>.json`: the newest file of this GPU in the folder, or one of today.
+def results_path(folder: Path, inventory: dict[str, Any], *, rehearsal: bool, check: str = "gpu") -> Path:
+    """`<check>_<name>_cc<cc>_<date>.json`: the newest file of this GPU in the folder, or one of today.
 
     >>> gpu = {"name": "NVIDIA H200", "compute_capability": "9.0"}
     >>> results_path(Path("absent"), {"gpu": gpu}, rehearsal=False).name.rpartition("_")[0]
     'gpu_nvidia-h200_cc9.0'
     """
     gpu = inventory.get("gpu")
-    stem = f"gpu_{slug(gpu['name'])}_cc{gpu['compute_capability']}" if gpu and not rehearsal else "rehearsal"
+    stem = (
+        f"{check}_{slug(gpu['name'])}_cc{gpu['compute_capability']}" if gpu and not rehearsal else f"{check}_rehearsal"
+    )
     return max(folder.glob(f"{stem}_*.json"), default=folder / f"{stem}_{time.strftime('%Y-%m-%d')}.json")
 
 

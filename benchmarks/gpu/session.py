@@ -13,7 +13,7 @@ import numpy as np
 
 from gpu.apart import apart
 from gpu.ceilings import measure_ceilings
-from gpu.inventory import gpu_state, versions
+from gpu.inventory import driver_version, gpu_state, versions
 from gpu.record import REFUSED, Results
 from validators.errors import QuantgateError
 from validators.records.measurements import Estimate
@@ -30,8 +30,8 @@ CONFIDENCE = 0.95
 class Options:
     """What of a check is run now; empty `batches` for those of each model."""
 
-    bundle: Path
     work: Path
+    bundle: Path = Path()
     parts: tuple[str, ...] = (CEILINGS, "ort-cuda", "tensorrt", PYTORCH)
     models: tuple[str, ...] = ("text", "image", "language")
     batches: tuple[int, ...] = ()
@@ -83,9 +83,13 @@ class Check:
             traceback.print_exc()
             found = refusal(error)
         self.longest = max(self.longest, time.monotonic() - begun)
-        self.results.put(section, key, found)
-        self.say(f"{section} {key}: {told(found)}")
+        self.add(section, key, found)
         return found
+
+    def add(self, section: str, key: str, found: dict[str, Any]) -> None:
+        """Put a figure into the file, with the part that it is of, and tell it."""
+        self.results.put(section, key, found | {"part": self.results.figures["parts"][-1]["started"]})
+        self.say(f"{time.monotonic() - self.started:5.0f} s  {section} {key}: {told(found)}")
 
 
 def begin(check: Check, parts: Sequence[str]) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def begin(check: Check, parts: Sequence[str]) -> dict[str, Any]:
         "models": list(options.models),
         "launches": options.launches,
         "versions": versions(),
+        "driver": driver_version(),
         "gpu": gpu_state(),
     }
     check.results.figures["parts"].append(part)

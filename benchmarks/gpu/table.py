@@ -10,6 +10,7 @@ from validators.errors import DataError
 
 # The ceiling that a candidate's operations are held against; weights of four bits are multiplied in float16.
 CEILING_OF = {"fp32": "tf32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "float16"}
+_UNITS = {"gb_per_s": "GB/s", "tflop_per_s": "TFLOP/s", "us": "microseconds"}
 HEAD = (
     "runtime",
     "candidate",
@@ -41,27 +42,32 @@ def render(figures: dict[str, Any], *, rehearsal: bool = False) -> str:
             fix="run the check on a machine with a GPU; --rehearsal shows the file as what it is",
         )
     parts = ["**A rehearsal on a processor: no figure here is one of a GPU.**"] if figures["rehearsal"] else []
-    parts += [_machine(figures), _ceilings(figures)]
+    parts += [machine(figures), ceilings(figures)]
     for model in dict.fromkeys([*figures["models"], *(key.split("/")[1] for key in figures["cells"])]):
         about = figures["models"].get(model, {})
         if REFUSED not in about:
             parts += [_model(figures, model, about)]
-    return "\n\n".join([*parts, _refusals(figures)])
+    return "\n\n".join([*parts, refusals(figures)])
 
 
-def _machine(figures: dict[str, Any]) -> str:
+def machine(figures: dict[str, Any]) -> str:
+    """The device, its processor, versions and days in a sentence."""
     inventory = figures["inventory"]
     versions = ", ".join(f"{name} {version}" for name, version in inventory["versions"].items())
     days = ", ".join(sorted({part["started"][:10] for part in figures["parts"]}))
-    return f"{inventory['device']}; {inventory['cpu']}, {inventory['cores']} cores; {versions}. Measured on {days}."
+    drivers = ", ".join(sorted({part["driver"] for part in figures["parts"] if part.get("driver")})) or "unknown"
+    machine = f"{inventory['device']}, driver {drivers}; {inventory['cpu']}, {inventory['cores']} cores; {versions}"
+    return f"{machine}. Measured on {days}."
 
 
-def _ceilings(figures: dict[str, Any]) -> str:
+def ceilings(figures: dict[str, Any]) -> str:
+    """The ceilings of the device in a sentence."""
     told = []
     for name, figure in sorted(figures["ceilings"].items()):
         if REFUSED not in figure:
-            told.append(f"{name} {_number(_rate(figure))} {'GB/s' if name == 'copy' else 'TFLOP/s'}")
-    return f"Ceilings, by PyTorch: {'; '.join(told) or 'none'}. In brackets below: the share of them."
+            unit, value = next((unit, figure[key]) for key, unit in _UNITS.items() if key in figure)
+            told.append(f"{name} {number(value)} {unit}")
+    return f"Ceilings, by PyTorch: {'; '.join(told) or 'none'}."
 
 
 def _model(figures: dict[str, Any], model: str, about: dict[str, Any]) -> str:
@@ -73,7 +79,7 @@ def _model(figures: dict[str, Any], model: str, about: dict[str, Any]) -> str:
         rows = [_row(figures, key, cell) for key, cell in cells.items() if _batch(key) == batch and REFUSED not in cell]
         if rows:
             lines.append(f"Batch {batch}:")
-            lines.append("\n".join([_line(HEAD), _line(["---"] * len(HEAD)), *map(_line, sorted(rows))]))
+            lines.append("\n".join([line(HEAD), line(["---"] * len(HEAD)), *map(line, sorted(rows))]))
     return "\n\n".join(lines)
 
 
@@ -81,7 +87,7 @@ def _about(about: dict[str, Any]) -> str:
     rounding = about["rounding"]
     return (
         f"{about['source'].capitalize()}: {about['metric']} {rounding['before']:.4f} before and {rounding['after']:.4f} "
-        f"after, on {about['evaluation_samples']} samples. {_number(about['macs_a_sample'] / 1e9)} billion "
+        f"after, on {about['evaluation_samples']} samples. {number(about['macs_a_sample'] / 1e9)} billion "
         "multiply-accumulates a sample."
     )
 
@@ -94,15 +100,15 @@ def _row(figures: dict[str, Any], key: str, cell: dict[str, Any]) -> list[str]:
     return [
         target,
         f"`{label}`",
-        _number(cell["p50_ms"]) + (" (disturbed)" if cell.get("disturbance") else ""),
+        number(cell["p50_ms"]) + (" (disturbed)" if cell.get("disturbance") else ""),
         _ratio(cell, label),
-        _number(end_to_end["p50_ms"]) if end_to_end else "not told",
+        number(end_to_end["p50_ms"]) if end_to_end else "not told",
         f"{artifact['value']:.4f}" if "value" in artifact else "not told",
-        _bounds(artifact["drop"], "+.4f") if "drop" in artifact else "not told",
+        bounds(artifact["drop"], "+.4f") if "drop" in artifact else "not told",
         f"{coverage['low']:.0%}" if coverage else "not told",
         _megabytes(artifact.get("engine_bytes") or artifact.get("size_bytes")),
-        _number(cell.get("peak_gpu_memory_mb") or cell.get("allocated_gpu_memory_mb")),
-        _number(cell.get("energy_mj")),
+        number(cell.get("peak_gpu_memory_mb") or cell.get("allocated_gpu_memory_mb")),
+        number(cell.get("energy_mj")),
         _share(cell["tflop_per_s"], figures["ceilings"].get(CEILING_OF[label.split("-")[0]])),
         _share(cell["weights_gb_per_s"], figures["ceilings"].get("copy")),
         _trtexec(cell.get("trtexec")),
@@ -111,7 +117,7 @@ def _row(figures: dict[str, Any], key: str, cell: dict[str, Any]) -> list[str]:
 
 def _ratio(cell: dict[str, Any], label: str) -> str:
     """How many times as fast as float16; of float16 itself, that it is so by definition, and what it is to float32."""
-    told = _bounds(cell["speedup"], ".2f")
+    told = bounds(cell["speedup"], ".2f")
     if label == "fp16":
         return f"1 ({told} of {cell['against']})"
     return told if cell["against"] == "fp16" else f"not told ({told} of {cell['against']})"
@@ -120,10 +126,11 @@ def _ratio(cell: dict[str, Any], label: str) -> str:
 def _trtexec(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not of an engine"
-    return "refused" if REFUSED in found else _number(found["gpu_compute_ms"])
+    return "refused" if REFUSED in found else number(found["gpu_compute_ms"])
 
 
-def _bounds(estimate: dict[str, float | None], form: str) -> str:
+def bounds(estimate: dict[str, float | None], form: str) -> str:
+    """An estimate with its interval."""
     low, value, high = (estimate[name] for name in ("low", "value", "high"))
     told = format(value, form)
     return told if low is None or high is None else f"{told} [{low:{form}}, {high:{form}}]"
@@ -131,15 +138,15 @@ def _bounds(estimate: dict[str, float | None], form: str) -> str:
 
 def _share(value: float, ceiling: dict[str, Any] | None) -> str:
     if ceiling is None or REFUSED in ceiling:
-        return f"{_number(value)} (no ceiling)"
-    return f"{_number(value)} ({value / _rate(ceiling):.1%})"
+        return f"{number(value)} (no ceiling)"
+    return f"{number(value)} ({value / _rate(ceiling):.1%})"
 
 
 def _rate(ceiling: dict[str, Any]) -> float:
     return float(ceiling.get("gb_per_s") or ceiling["tflop_per_s"])
 
 
-def _refusals(figures: dict[str, Any]) -> str:
+def refusals(figures: dict[str, Any]) -> str:
     """Every figure that could not be had, those with one reason on one line."""
     by_reason: dict[str, list[str]] = {}
     for section in ("ceilings", "models", "artifacts", "cells"):
@@ -157,13 +164,13 @@ def _batch(key: str) -> int:
 
 
 def _megabytes(size: int | None) -> str:
-    return _number(None if size is None else size / 1e6)
+    return number(None if size is None else size / 1e6)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three digits.
 
-    >>> _number(0.012345), _number(1234.5), _number(None)
+    >>> number(0.012345), number(1234.5), number(None)
     ('0.0123', '1234', 'not told')
     """
     if value is None:
@@ -171,5 +178,6 @@ def _number(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _line(cells: Iterable[str]) -> str:
+def line(cells: Iterable[str]) -> str:
+    """A row of a table."""
     return f"| {' | '.join(cells)} |"

@@ -9,6 +9,7 @@ the fields of a `Candidate`, `inputs` and `outputs` by name, the torch `device`,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import warnings
@@ -29,9 +30,26 @@ def main(order: dict[str, Any]) -> None:
     answer = Path(order["folder"], ANSWER)
     try:
         told = _compile(order)
+        # A package that crashes as it is loaded ends this process, and leaves this answer.
+        answer.write_text(json.dumps({"error": _crash()}), encoding="utf-8")
+        _load(order)
     except Exception as error:  # torch, torchao, the compiler and the model raise anything
         told = {"error": f"{type(error).__name__}: {str(error).strip()}"[:2000]}
     answer.write_text(json.dumps(told), encoding="utf-8")
+
+
+def _load(order: dict[str, Any]) -> None:
+    from tasks.runtimes.inductor.package import InductorModel
+
+    InductorModel(Path(order["package"]), order["threads"])
+
+
+def _crash() -> str:
+    # Seen on a machine whose CXX was a newer GCC than the system's: std::regex crashed in the constructor of the package.
+    return (
+        f"the package crashes when it is loaded. {os.environ.get('CXX', 'g++')} compiled it: if that is not the system's "
+        "compiler, its C++ library may differ from the one that torch runs with; set CXX to the system's g++"
+    )
 
 
 def _compile(order: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +63,9 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(order["device"])
     program = load_program(Path(order["program"]))
     if device.type == "cuda":
-        program = move_to_device_pass(program, order["device"])
+        # With its index: the program asserts the devices of its tensors, and theirs have one.
+        device = torch.device("cuda", torch.cuda.current_device())
+        program = move_to_device_pass(program, str(device))
     batches = [tuple(tensor.to(device) for tensor in _tensors(path, order["inputs"])) for path in order["batches"]]
     axes = programs.dynamic_axes(program)
     if len(axes) != len(order["inputs"]):
@@ -57,7 +77,9 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
         module, changes = rewrite(module, batches, order)
         exported = programs.export(module, batches[0], axes)
         started = time.monotonic()
-        write_package(exported, order, device=order["device"], records_kernels=order["for_gpu"])
+        # The GPU's library writes INT8 products as INT32; a generated kernel scales them before it writes.
+        autotunes = device.type == "cuda" and order["recipe"]["precision"] == "int8"
+        write_package(exported, order, device=order["device"], records_kernels=order["for_gpu"], autotunes=autotunes)
         return {"seconds": time.monotonic() - started, "changes": changes}
 
 
@@ -98,8 +120,19 @@ def _tensors(path: str, names: list[str]) -> tuple[Any, ...]:
         return tuple(torch.from_numpy(archive[name]) for name in names)
 
 
-def write_package(exported: Any, order: dict[str, Any], *, device: str = "cpu", records_kernels: bool = False) -> None:
-    """Compile an exported program; the metadata of the package says what it takes, returns and multiplies."""
+def write_package(
+    exported: Any,
+    order: dict[str, Any],
+    *,
+    device: str = "cpu",
+    records_kernels: bool = False,
+    autotunes: bool = False,
+) -> None:
+    """Compile an exported program; the metadata of the package says what it takes, returns and multiplies.
+
+    With `autotunes`, generated kernels of products compete with the library's at the sizes of the example, and the fastest are
+    compiled in.
+    """
     import torch
 
     from tasks.ptq.inductor import programs
@@ -131,6 +164,7 @@ def write_package(exported: Any, order: dict[str, Any], *, device: str = "cpu", 
             "cpp.dynamic_threads": True,
             # The coverage of a GPU's package is read from the profiler's records, which cost little where nobody profiles.
             "cpp.enable_kernel_profile": records_kernels,
+            "max_autotune_gemm": autotunes,
             "aot_inductor.metadata": {METADATA: json.dumps(about)},
         },
     )

@@ -13,8 +13,12 @@ from tasks.runtimes.confined import PATIENCE_SECONDS, confined_environment
 from validators.errors import CandidateRefused
 
 
-def run_compiler(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run_compiler(
+    order: dict[str, Any], folder: Path, *, module: str = "tasks.ptq.inductor.compile_process"
+) -> dict[str, Any]:
     """Run the compiling process for an order, with its files in `folder`; return its answer: `seconds` and `changes`.
+
+    `module` is the process's main module; another one prepares torch and then calls this one's.
 
     Raises:
         CandidateRefused: `invalid`: torch does not quantize or compile the program; `infrastructure`: the process is killed.
@@ -27,7 +31,7 @@ def run_compiler(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "tasks.ptq.inductor.compile_process"],
+            [sys.executable, "-P", "-m", module],
             input=json.dumps(order),
             capture_output=True,
             text=True,

@@ -13,6 +13,8 @@ from typing import Any
 
 # The name of an operator in the name of its C function, or of the dispatcher's record.
 _NAME = re.compile(r"^(?:aoti_torch_(?:cpu|cuda)_|aten::)(?P<operator>\w+?)(?:_out|_cpu_tensor|_v\d)*$")
+# A generated kernel of a product, with the operators that are fused into it: `kernels_.triton_tem_fused__int_mm_mul_3`.
+_GENERATED = re.compile(r"^(?:kernels_\.)?triton_tem_fused_(?P<operators>\w+)$")
 _MATRICES, _CONVOLUTION, _ATTENTION = "matrix product", "convolution", "attention"
 _LOW = {"_int_mm": "INT8", "_scaled_mm": "FP8", "_weight_int4pack_mm": "INT4 weights"}
 # Operators of one kind compute one product; Inductor replaces one by another.
@@ -23,6 +25,12 @@ _KINDS = (
     (re.compile(r"mm|addmm|bmm|baddbmm|mv|matmul|linear|\w*linear_pointwise\w*"), _MATRICES),
     (re.compile(r"convolution|_convolution|\w*convolution_pointwise\w*|cudnn_convolution\w*"), _CONVOLUTION),
     (re.compile(r"_?scaled_dot_product\w*attention\w*"), _ATTENTION),
+)
+_GENERATED_KINDS = (
+    (re.compile(r"_int_mm(?:_|$)"), "_int_mm"),
+    (re.compile(r"_scaled_mm(?:_|$)"), "_scaled_mm"),
+    (re.compile(r"(?:^|_)(?:mm|addmm|bmm|baddbmm)(?:_|$)"), _MATRICES),
+    (re.compile(r"(?:^|_)convolution(?:_|$)"), _CONVOLUTION),
 )
 _HALVES = {"bfloat16", "float16"}
 
@@ -57,7 +65,11 @@ def kind_of(name: str) -> str:
 
     >>> [kind_of(name) for name in ("aoti_torch_cuda__int_mm_out", "aoti_torch_cpu_addmm_out", "aten::mm", "aten::mul")]
     ['_int_mm', 'matrix product', 'matrix product', '']
+    >>> [kind_of(f"kernels_.triton_{name}") for name in ("tem_fused__int_mm_mul_3", "tem_fused_add_bmm_1", "poi_fused_mul_2")]
+    ['_int_mm', 'matrix product', '']
     """
+    if generated := _GENERATED.match(name):
+        return next((kind for pattern, kind in _GENERATED_KINDS if pattern.search(generated.group("operators"))), "")
     found = _NAME.match(name)
     operator = found.group("operator") if found else ""
     return next((kind for pattern, kind in _KINDS if pattern.fullmatch(operator)), "")
