@@ -20,7 +20,6 @@ from validators.providers import (
     INDUCTOR_CUDA,
     OPENVINO,
     OPENVINO_DECODER,
-    ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
 from validators.records.run import SessionSettings
@@ -188,8 +187,6 @@ PROVIDERS: dict[str, ExecutionProvider] = {
             distributions=("onnxruntime-genai",),
         ),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
-        # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
-        ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),
         ExecutionProvider(TENSORRT, opener=_open_engine),
         ExecutionProvider(INDUCTOR_CUDA, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
     )
