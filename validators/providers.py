@@ -4,8 +4,6 @@ from __future__ import annotations
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
-# ONNX Runtime's provider over TensorRT 10; the target `tensorrt` uses TensorRT directly, in another version.
-ORT_TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 TENSORRT = "TensorRT"
 OPENVINO = "OpenVINO"
 INDUCTOR = "TorchInductor"
@@ -18,4 +16,4 @@ OPENVINO_DECODER = "OpenVINODecoder"
 INDUCTORS = frozenset({INDUCTOR, INDUCTOR_CUDA})
 # A request is a prompt with the tokens that follow.
 GENERATORS = frozenset({GENAI, OPENVINO_DECODER})
-GPU_PROVIDERS = frozenset({CUDA_PROVIDER, ORT_TENSORRT_PROVIDER, TENSORRT, INDUCTOR_CUDA})
+GPU_PROVIDERS = frozenset({CUDA_PROVIDER, TENSORRT, INDUCTOR_CUDA})

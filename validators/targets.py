@@ -23,17 +23,12 @@ from validators.providers import (
     INDUCTOR_CUDA,
     OPENVINO,
     OPENVINO_DECODER,
-    ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
 
 GROUP = "quantgate.targets"
 # Names end up in aliases, pools and file names.
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-
-# Distributions with the GPU kernels, by their name in the inventory.
-_CUDA_LIBRARIES: dict[str, tuple[str, ...]] = {"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)}
-_TENSORRT_LIBRARIES: dict[str, tuple[str, ...]] = {"tensorrt": ("tensorrt", "tensorrt-cu13")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +201,7 @@ BUILT_IN: dict[str, TargetFacts] = {
         TargetFacts(
             name="ort-cuda",
             provider=CUDA_PROVIDER,
-            libraries=_CUDA_LIBRARIES,
+            libraries={"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)},
             # The provider has no kernels for pairs of INT8 or FP8.
             default_candidates=(
                 "fp32-fused@ort-cuda",
@@ -218,21 +213,9 @@ BUILT_IN: dict[str, TargetFacts] = {
             ),
         ),
         TargetFacts(
-            name="ort-tensorrt",
-            provider=ORT_TENSORRT_PROVIDER,
-            libraries=_CUDA_LIBRARIES | _TENSORRT_LIBRARIES,
-            pairs="tensorrt",
-            without=frozenset({"bc", "fast"}),
-            default_candidates=(
-                "fp16@ort-tensorrt",
-                "int8-static-minmax-pc@ort-tensorrt",
-                "int8-static-mse-pc@ort-tensorrt",
-            ),
-        ),
-        TargetFacts(
             name="tensorrt",
             provider=TENSORRT,
-            libraries=_TENSORRT_LIBRARIES | {"tensorrt_rtx": ("tensorrt-rtx",)},
+            libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
             pairs="tensorrt",
             without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
             default_candidates=(
@@ -268,7 +251,6 @@ BUILT_IN: dict[str, TargetFacts] = {
         TargetFacts(
             name="cuda",
             provider=CUDA_PROVIDER,
-            # ort-tensorrt needs an older TensorRT than tensorrt: no environment has both.
             engines=("ort-cuda", "tensorrt", "torch-cuda"),
             default_candidates=(
                 "fp32-fused@ort-cuda",

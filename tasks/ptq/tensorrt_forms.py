@@ -1,4 +1,4 @@
-"""The files of the targets `tensorrt` and `ort-tensorrt`: float16, and INT8, FP8 or INT4 over it.
+"""The files of the target `tensorrt`: float16, and INT8, FP8 or INT4 over it.
 
 TensorRT 11 takes every type from the file, so that each form is one of the whole graph: first all is float16 that can be, then
 Q/DQ pairs go into that, with scales in the type of the tensor that they are for (another one is a type mismatch to its parser).

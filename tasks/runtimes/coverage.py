@@ -18,7 +18,7 @@ from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
 from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.providers import CPU_PROVIDER
-from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
+from validators.records.measurements import Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
@@ -45,11 +45,8 @@ def measure_coverage(
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    row = provider_of(settings.provider)
-    if row.coverage is not None:
-        return row.coverage(model, settings, batch, folder)
-    if row.is_compiled:
-        return _measure_compiled(model, settings, batch)
+    if coverage := provider_of(settings.provider).coverage:
+        return coverage(model, settings, batch, folder)
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
     if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
@@ -166,22 +163,6 @@ def _with_names(model: Path) -> bytes | None:
     return proto.SerializeToString() if changed else None
 
 
-def _measure_compiled(model: Path, settings: SessionSettings, batch: Arrays) -> Coverage:
-    """Return the coverage of a provider that names no kernels: MACs of the original nodes, of unknown precision, no times.
-
-    Nodes left to another provider are counted for that provider.
-    """
-    counted = macs_as_written(model, batch)
-    events = profile(model, settings, batch)
-    kernels = {
-        name: kernel_of(args, settings.provider)
-        for name, _, args in kernel_events(events)
-        if args["provider"] != settings.provider
-    }
-    unnamed = Kernel(UNNAMED, is_low_precision=False)
-    return _sum_up([(name, macs, kernels.get(name, unnamed)) for name, macs in counted], events)
-
-
 def macs_as_written(model: Path, batch: Arrays) -> list[tuple[str, int]]:
     """Return the multiply-accumulates of the file's own nodes for a request, counted on ONNX Runtime's CPU provider.
 
@@ -193,7 +174,7 @@ def macs_as_written(model: Path, batch: Arrays) -> list[tuple[str, int]]:
     return [(name, macs) for name, _, macs in count_macs(graph, events)]
 
 
-def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int = 1) -> Coverage:
+def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int) -> Coverage:
     """Return the coverage of (node, MACs, kernel) over `requests` requests; the providers are read from `events`."""
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
@@ -202,7 +183,7 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
     for name, macs, kernel in counted:
         by_kernel[kernel.name] += macs
         by_node[name, kernel.name] += macs
-        if not kernel.is_low_precision and kernel.name != UNNAMED:
+        if not kernel.is_low_precision:
             (in_half if kernel.is_half else in_float)[name] += macs
     return Coverage(
         macs_by_kernel={name: macs // requests for name, macs in by_kernel.items()},

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.decoder_session import hide_caches
-from tasks.runtimes.ort_gpu import gpu_providers, load_libraries, why_missing
+from tasks.runtimes.ort_gpu import load_libraries, why_missing
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
+from validators.providers import CUDA_PROVIDER
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 
@@ -88,7 +89,7 @@ def open_session(
     """
     import onnxruntime as ort
 
-    said = _prepare_gpu(settings.provider, ort.get_available_providers()) if settings.on_gpu else ""
+    said = _prepare_gpu(ort.get_available_providers()) if settings.on_gpu else ""
     options = _options(settings, as_written=as_written)
     if content is not None:
         options.add_session_config_entry(EXTERNAL_FOLDER, str(model.parent.resolve()))
@@ -97,9 +98,8 @@ def open_session(
         options.profile_file_prefix = str(profile_prefix)
     if optimized_model is not None:
         options.optimized_model_filepath = str(optimized_model)
-    providers: Any = [settings.provider]
-    if settings.on_gpu:
-        providers = gpu_providers(settings, model, content)
+    # ONNX Runtime adds the CPU provider itself.
+    providers: Any = [(settings.provider, dict(settings.provider_options)) if settings.on_gpu else settings.provider]
     try:
         for library in settings.libraries:
             options.register_custom_ops_library(str(library.path))
@@ -147,18 +147,21 @@ def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptio
     return options
 
 
-def _prepare_gpu(provider: str, available: list[str]) -> str:
-    """Load the provider's libraries; return the runtime's message about missing ones, if any.
+def _prepare_gpu(available: list[str]) -> str:
+    """Load the CUDA provider's libraries; return the runtime's message about missing ones, if any.
 
     Raises:
         CandidateRefused: `unsupported`: the installed runtime was built without the provider.
     """
-    missing = why_missing(provider, available)
+    missing = why_missing(available)
     if missing:
         raise CandidateRefused(
-            kind="unsupported", found=missing.found, expected=f"{missing.expected} ({provider} first)", fix=missing.fix
+            kind="unsupported",
+            found=missing.found,
+            expected=f"{missing.expected} ({CUDA_PROVIDER} first)",
+            fix=missing.fix,
         )
-    return load_libraries(provider)
+    return load_libraries()
 
 
 def _fallback(found: str, provider: str, said: str) -> CandidateRefused:

@@ -20,7 +20,6 @@ from validators.providers import (
     INDUCTOR_CUDA,
     OPENVINO,
     OPENVINO_DECODER,
-    ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
 from validators.records.run import SessionSettings
@@ -37,7 +36,6 @@ class ExecutionProvider:
 
     `low_precision` are kernels, as ONNX Runtime's profile names them, that multiply 8-bit or 4-bit operands, or weights of
     such; `without_form` are kernels of operators that have no such kernel.
-    `is_compiled`: the provider runs what it takes of a graph as one node, so the profile has no kernel types.
     `opener` returns a `tasks.runtimes.runner.Runner` for a file; without it, an ONNX Runtime session is opened. `coverage`
     reads the coverage of a file under a request, and writes its kernels into a folder; without it, ONNX Runtime's profile is
     read.
@@ -47,7 +45,6 @@ class ExecutionProvider:
     name: str
     low_precision: frozenset[str] = frozenset()
     without_form: frozenset[str] = frozenset()
-    is_compiled: bool = False
     opener: Callable[[Path, SessionSettings], AbstractContextManager[Any]] | None = None
     coverage: Callable[[Path, SessionSettings, Arrays, Path | None], Coverage] | None = None
     distributions: tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
@@ -188,8 +185,6 @@ PROVIDERS: dict[str, ExecutionProvider] = {
             distributions=("onnxruntime-genai",),
         ),
         ExecutionProvider(CUDA_PROVIDER, _CUDA_KERNELS),
-        # The profile shows a graph compiled by TensorRT as one kernel, TRTKernel_graph_<number>.
-        ExecutionProvider(ORT_TENSORRT_PROVIDER, is_compiled=True),
         ExecutionProvider(TENSORRT, opener=_open_engine),
         ExecutionProvider(INDUCTOR_CUDA, opener=_open_inductor, coverage=_inductor_coverage, distributions=("torch",)),
     )

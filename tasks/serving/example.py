@@ -9,12 +9,10 @@ from tasks.serving.openvino import openvino_options
 from validators.providers import (
     CUDA_PROVIDER,
     GENAI,
-    GPU_PROVIDERS,
     INDUCTOR_CUDA,
     INDUCTORS,
     OPENVINO,
     OPENVINO_DECODER,
-    ORT_TENSORRT_PROVIDER,
 )
 
 # Folder of the artifact's files, beside the README.
@@ -61,13 +59,10 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
     settings = manifest["session"]
     provider = settings["provider"]
     packages = [library["package"] for library in manifest["libraries"] if "package" in library]
-    imports = [*packages]
-    if provider == ORT_TENSORRT_PROVIDER:
-        imports.append("tensorrt")
     lines = [
         "import numpy as np",
         "import onnxruntime as ort",
-        *(f"import {name}" for name in imports),
+        *(f"import {name}" for name in packages),
         "",
         "options = ort.SessionOptions()",
         f"options.intra_op_num_threads = {settings['threads']}  # lower it where fewer cores are usable",
@@ -75,11 +70,13 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
         *(f"options.add_session_config_entry({key!r}, {value!r})" for key, value in settings["entries"].items()),
         *(f"options.register_custom_ops_library({_library(library)})" for library in manifest["libraries"]),
     ]
-    if provider in GPU_PROVIDERS:
+    requested: Any = provider
+    if provider == CUDA_PROVIDER:
         lines.append("ort.preload_dlls()")
+        requested = (provider, settings["provider_options"])
     return [
         *lines,
-        f'session = ort.InferenceSession("{FOLDER}/model.onnx", options, providers={_providers(settings)!r})',
+        f'session = ort.InferenceSession("{FOLDER}/model.onnx", options, providers={[requested]!r})',
         f"assert session.get_providers()[0] == {provider!r}, session.get_providers()",
         "",
     ]
@@ -162,17 +159,6 @@ def _inductor(manifest: Mapping[str, Any]) -> list[str]:
 
 def _library(library: Mapping[str, str]) -> str:
     return repr(f"{FOLDER}/{library['file']}") if "file" in library else f"{library['package']}.get_library_path()"
-
-
-def _providers(settings: Mapping[str, Any]) -> list[Any]:
-    """Return the providers as the consumer requests them, without cache folders of the machine that approved the variant."""
-    provider = settings["provider"]
-    if provider not in GPU_PROVIDERS:
-        return [provider]
-    options = {key: value for key, value in settings["provider_options"].items() if not key.endswith("_cache_path")}
-    if provider == CUDA_PROVIDER:
-        return [(provider, options)]
-    return [(provider, options), (CUDA_PROVIDER, {"device_id": options.get("device_id", "0")})]
 
 
 def _engine() -> list[str]:

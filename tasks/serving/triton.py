@@ -9,7 +9,7 @@ Fields are those of `model_config.proto` (github.com/triton-inference-server/com
 | threads inside an operator | parameter `intra_op_thread_count`; sequential execution is `execution_mode` 0 |
 | optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
 | session entries | only `session.use_device_allocator_for_initializers`: the backend passes on no other |
-| options of a GPU provider | `gpu_execution_accelerator`; the device number is that of the instance |
+| options of the CUDA provider | `gpu_execution_accelerator`; the device number is that of the instance |
 | OpenVINO | the backend `openvino`, with `parameters` |
 | a library of custom operators | `model_operations.op_library_filename` |
 
@@ -30,7 +30,7 @@ from tasks.serving.prototext import Fields, Word, prototext
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
-from validators.providers import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO, ORT_TENSORRT_PROVIDER
+from validators.providers import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO
 from validators.samples.datasets import TensorSpec
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
@@ -53,35 +53,6 @@ ABSENT: dict[str, Any] = {
 }
 # Session entries that the ONNX Runtime backend reads.
 ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
-# Options of ONNX Runtime's TensorRT provider with another name in Triton; its boolean precision options share one there.
-RENAMED = {"trt_max_workspace_size": "max_workspace_size_bytes"}
-TENSORRT_OPTIONS = frozenset(
-    {
-        "trt_auxiliary_streams",
-        "trt_build_heuristics_enable",
-        "trt_builder_optimization_level",
-        "trt_context_memory_sharing_enable",
-        "trt_cuda_graph_enable",
-        "trt_detailed_build_log",
-        "trt_dla_core",
-        "trt_dla_enable",
-        "trt_dump_subgraphs",
-        "trt_engine_cache_enable",
-        "trt_engine_cache_prefix",
-        "trt_extra_plugin_lib_paths",
-        "trt_force_sequential_engine_build",
-        "trt_force_timing_cache",
-        "trt_layer_norm_fp32_fallback",
-        "trt_max_partition_iterations",
-        "trt_min_subgraph_size",
-        "trt_profile_max_shapes",
-        "trt_profile_min_shapes",
-        "trt_profile_opt_shapes",
-        "trt_sparsity_enable",
-        "trt_tactic_sources",
-        "trt_timing_cache_enable",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -254,19 +225,18 @@ def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[st
         for key, value in settings["entries"].items()
         if key not in ENTRIES
     ]
-    accelerators, more = _accelerators(settings)
     level = {"all": 0, "basic": -1}[settings["optimization"]]
     parameters = {"intra_op_thread_count": str(settings["threads"]), "execution_mode": "0"}
     parameters |= {key: value for key, value in settings["entries"].items() if key in ENTRIES}
     fields: Fields = (
-        ("optimization", (("graph", (("level", level),)), *accelerators)),
+        ("optimization", (("graph", (("level", level),)), *_accelerators(settings))),
         *_parameters(parameters),
     )
     libraries = [_library(library, place) for library in manifest["libraries"]]
     if libraries:
         fields += (("model_operations", tuple(("op_library_filename", path) for path in libraries)),)
-        more += (f"where the server finds {', '.join(libraries)}: the path is that of the machine which wrote this",)
-    return fields, (*notes, *more)
+        notes.append(f"where the server finds {', '.join(libraries)}: the path is that of the machine which wrote this")
+    return fields, tuple(notes)
 
 
 def _parameters(values: Mapping[str, str]) -> Fields:
@@ -283,24 +253,10 @@ def _library(library: Mapping[str, str], place: Path) -> str:
     return str(PurePosixPath(place.absolute()) / "1" / library["file"])
 
 
-def _accelerators(settings: Mapping[str, Any]) -> tuple[Fields, tuple[str, ...]]:
-    """Return the fields of a provider that is not the backend's default, with notes."""
-    provider = settings["provider"]
-    given = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
-    if provider == CUDA_PROVIDER:
-        taken = {key: value for key, value in given.items() if not key.endswith("_cache_path")}
-        return (_accelerator("gpu_execution_accelerator", "cuda", taken) if taken else ()), ()
-    if provider != ORT_TENSORRT_PROVIDER:
-        return (), ()
-    taken = {RENAMED.get(key, key): value for key, value in given.items() if key in RENAMED or key in TENSORRT_OPTIONS}
-    left = [
-        key for key in given if key not in RENAMED and key not in TENSORRT_OPTIONS and not key.endswith("_cache_path")
-    ]
-    return _accelerator("gpu_execution_accelerator", "tensorrt", taken), tuple(
-        f"the option {key}={given[key]} of the provider" for key in left
-    )
-
-
-def _accelerator(kind: str, name: str, options: Mapping[str, str]) -> Fields:
+def _accelerators(settings: Mapping[str, Any]) -> Fields:
+    """Return the field with the options of the CUDA provider, if there are any."""
+    options = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
+    if settings["provider"] != CUDA_PROVIDER or not options:
+        return ()
     parameters: Fields = tuple(("parameters", (("key", key), ("value", value))) for key, value in options.items())
-    return (("execution_accelerators", ((kind, (("name", name), *parameters)),)),)
+    return (("execution_accelerators", (("gpu_execution_accelerator", (("name", "cuda"), *parameters)),)),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata, util
 
@@ -12,7 +11,6 @@ from packaging.requirements import Requirement
 
 from tasks.measure.inventory import find_gpu, take_inventory
 from tasks.runtimes.missing import Missing
-from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.records.run import Gpu
 
 NO_GPU = Missing(
@@ -36,21 +34,9 @@ def describe_missing(missing: Missing) -> str:
     return f"{missing.found}; expected {missing.expected}"
 
 
-def provider_on_gpu(provider: str, providers: Collection[str], commands: list[str]) -> Availability:
-    """Return whether a provider of ONNX Runtime opens a session on a GPU here; `commands` install what it needs."""
-    gpu = find_gpu()
-    missing = why_missing(provider, providers) or (NO_GPU if gpu is None else probe(provider))
-    if missing or gpu is None:
-        return Availability(False, describe_missing(missing or NO_GPU), mend_on_gpu(gpu, commands))
-    return Availability(
-        True, f"{provider} on {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
-    )
-
-
-def mend_on_gpu(gpu: Gpu | None, commands: list[str]) -> str:
-    """Return the commands in one line; without a GPU here, say that they are for another machine."""
-    where = "" if gpu else "on a machine with an NVIDIA GPU and its driver: "
-    return where + " && ".join(commands)
+def mend_on_gpu(gpu: Gpu | None, command: str) -> str:
+    """Return the command; without a GPU here, say that it is for another machine."""
+    return command if gpu else f"on a machine with an NVIDIA GPU and its driver: {command}"
 
 
 def install(extra: str, *, instead_of: str | None = None) -> str:
@@ -78,7 +64,7 @@ def tensorrt_here() -> Availability:
     if "tensorrt" in installed and gpu is not None:
         why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
         return Availability(True, why)
-    mend = mend_on_gpu(gpu, [install("tensorrt")])
+    mend = mend_on_gpu(gpu, install("tensorrt"))
     if "tensorrt_rtx" in installed:
         there = f"{gpu.name} is here, but TensorRT is not installed" if gpu else NO_GPU.found
         built = (

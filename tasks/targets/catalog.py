@@ -15,7 +15,6 @@ from tasks.targets import (
     ort_cpu,
     ort_cuda,
     ort_genai,
-    ort_tensorrt,
     tensorrt,
     torch_cuda,
     torch_inductor,
@@ -35,7 +34,6 @@ ENGINES: tuple[Target, ...] = (
     ort_genai.TARGET,
     openvino_decoder.TARGET,
     ort_cuda.TARGET,
-    ort_tensorrt.TARGET,
     tensorrt.TARGET,
     torch_cuda.TARGET,
 )

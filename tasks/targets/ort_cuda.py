@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import cuda_form, fused_float_form
 from tasks.ptq.cuda_forms import BLOCK_SIZES
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.missing import Missing
-from tasks.runtimes.ort_gpu import why_missing
+from tasks.runtimes.ort_gpu import probe, why_missing
 from tasks.runtimes.providers import provider_of
-from tasks.targets.availability import Availability, install, provider_on_gpu
+from tasks.targets.availability import NO_GPU, Availability, describe_missing, install, mend_on_gpu
 from tasks.targets.target import RefusedPrecision, Target
 from validators.graph.ort_rules import CUDA_RULES
 from validators.job.candidate_name import Candidate
@@ -20,8 +21,7 @@ from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
 _NO_PAIRS = (
-    "fp16 or int4: the CUDA provider has no kernels for Q/DQ pairs, and would compute in float; "
-    "they are for tensorrt and ort-tensorrt"
+    "fp16 or int4: the CUDA provider has no kernels for Q/DQ pairs, and would compute in float; they are for tensorrt"
 )
 
 
@@ -32,11 +32,17 @@ def _session(
 
 
 def _availability(providers: Collection[str]) -> Availability:
-    return provider_on_gpu(CUDA_PROVIDER, providers, [install("gpu", instead_of="onnxruntime")])
+    gpu = find_gpu()
+    missing = why_missing(providers) or (probe(CUDA_PROVIDER) if gpu else NO_GPU)
+    if missing or gpu is None:
+        mend = mend_on_gpu(gpu, install("gpu", instead_of="onnxruntime"))
+        return Availability(False, describe_missing(missing or NO_GPU), mend)
+    where = f"{gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
+    return Availability(True, f"{CUDA_PROVIDER} on {where}")
 
 
 def _why_unmeasured(providers: Collection[str]) -> Missing | None:
-    return why_missing(CUDA_PROVIDER, providers)
+    return why_missing(providers)
 
 
 def _refuse_recipe(candidate: Candidate) -> None:

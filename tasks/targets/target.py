@@ -39,13 +39,12 @@ class Target:
 
     `runtime` opens models and reads coverage. `passes` make artifacts by precision; any other precision is refused, for the
     reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the
-    target does not support. `keep_caches` adds cache folders below the state folder to the session settings. `check_device`
-    raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
-    returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
-    `lint_rules` are the rules of `quantgate lint`. `builds_engines`: variants run as TensorRT engines. `recovers_parts`: parts
-    of an INT8 candidate may stay in float to recover its accuracy. `loads_anywhere`: a version approved on another device loads
-    here too. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
-    decoder from its artifact.
+    target does not support. `check_device` raises CandidateRefused if no candidate can be made on this machine.
+    `why_unmeasured` gets the providers that run here, and returns why a variant cannot be measured, or None. `availability`
+    gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`. `builds_engines`:
+    variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its
+    accuracy. `loads_anywhere`: a version approved on another device loads here too. `artifact` is the name of the file that
+    its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact.
     """
 
     facts: TargetFacts
@@ -55,7 +54,6 @@ class Target:
     availability: Callable[[Collection[str]], Availability]
     refused: Mapping[Precision, RefusedPrecision] = field(default_factory=dict)
     refuse_recipe: Callable[[Candidate], None] = lambda _candidate: None
-    keep_caches: Callable[[SessionSettings, Path], SessionSettings] = lambda settings, _state: settings
     check_device: Callable[[], None] = lambda: None
     why_unmeasured: Callable[[Collection[str]], Missing | None] = lambda _providers: None
     lint_rules: tuple[Rule, ...] = ()

@@ -10,31 +10,16 @@ from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
 from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, tensorrt_here
-from tasks.targets.target import Pass, RefusedPrecision, Target
+from tasks.targets.target import RefusedPrecision, Target
 from validators.graph.tensorrt_rules import TENSORRT_RULES
-from validators.job.candidate_name import Candidate, Precision
+from validators.job.candidate_name import Candidate
 from validators.providers import TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
-PASSES: Mapping[Precision, Pass] = {
-    "fp16": tensorrt_form,
-    "int8": tensorrt_form,
-    "int4": tensorrt_form,
-    "fp8": tensorrt_form,
-}
-REFUSED: Mapping[Precision, RefusedPrecision] = {
-    "fp32": RefusedPrecision("the fused graph for {target}", "the plain one: fused operators are no ONNX")
-}
 
-
-def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that has no form for TensorRT.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
+def _refuse_recipe(candidate: Candidate) -> None:
     wrong = {
         "the fused graph": (
             candidate.fused and candidate.precision != "fp32",
@@ -75,11 +60,11 @@ def _why_unmeasured(providers: Collection[str]) -> Missing | None:
 TARGET = Target(
     facts=facts_of("tensorrt"),
     runtime=provider_of(TENSORRT),
-    passes=PASSES,
+    passes={"fp16": tensorrt_form, "int8": tensorrt_form, "int4": tensorrt_form, "fp8": tensorrt_form},
     session=_session,
     availability=_availability,
-    refused=REFUSED,
-    refuse_recipe=refuse_recipe,
+    refused={"fp32": RefusedPrecision("the fused graph for {target}", "the plain one: fused operators are no ONNX")},
+    refuse_recipe=_refuse_recipe,
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
     builds_engines=True,

@@ -118,7 +118,6 @@ def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candi
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
-    variant = replace(variant, session=target.keep_caches(variant.session, run.state))
     coverage, had_coverage = coverage_of(run, run_inputs, inventory, variant)
     sanity, had_sanity = sanity_of(run, run_inputs, inventory, variant)
     cached = had_variant and had_coverage and had_sanity

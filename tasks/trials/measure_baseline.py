@@ -33,7 +33,6 @@ def baseline_variant(run: Run, run_inputs: RunInputs, inventory: Inventory) -> V
     threads = run.job.measurement.points[0].threads or usable_cores()
     engine = find_target(run.job.baseline_on(inventory))
     session = engine.session(Candidate("fp32", engine.name), threads, run.libraries, run.job.provider_options)
-    session = engine.keep_caches(session, run.state)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session, decoder=source.decoder)
     return with_engine(run, run_inputs, inventory, variant) if engine.builds_engines else variant

@@ -68,7 +68,7 @@ FILES: list[Case] = [
     ),
     (("lint", "{}/none.onnx"), {}, 2, "none.onnx: no such file", ""),
     (("lint", "{}/key.yaml"), {}, 2, "not an ONNX file", ""),
-    (("lint", "{}/none.onnx", "--target", "ort-tensorrt"), {}, 2, "ort-tensorrt", ""),
+    (("lint", "{}/none.onnx", "--target", "openvino"), {}, 2, "target openvino has no linter rules", "run the model"),
     (
         ("init", "models:/m/1", "--out", "{}/good.yaml"),
         {},
@@ -90,7 +90,7 @@ SERVERS: list[Case] = [
     (("deploy",), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
     (("worker",), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
     (("worker", "--target", "ort-cpu"), {}, 1, "PREFECT_API_URL is not set", "`quantgate serve`"),
-    (("worker", "--target", "ort-tensorrt"), {}, 1, "cannot run here", "`quantgate doctor`"),
+    (("worker", "--target", "tensorrt"), {}, 1, "cannot run here", "`quantgate doctor`"),
     (("webhook", f"{NOWHERE}/webhook"), {"QUANTGATE_WEBHOOK_SECRET": ""}, 2, "no QUANTGATE_WEBHOOK_SECRET", "set it"),
     (("webhook",), {}, 2, "the registry sqlite:", "MLFLOW_TRACKING_URI"),
 ]

@@ -1,7 +1,7 @@
 """Candidates and their names: `<precision>-<method>...[+fused][+kv<bits>]@<target>` decodes mechanically, both ways.
 
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
-fp16@tensorrt                         float16 weights and activations; on ort-cuda and ort-tensorrt too
+fp16@tensorrt                         float16 weights and activations; on ort-cuda too
 bf16@openvino                         the float graph computed in bfloat16
 int8-static-mse-pc-all@openvino       by OpenVINO: its own placement, activations with zero points of 0
 int8-static-mse-pc-all-bf16@openvino  the same, and what stays in float is computed in bfloat16

@@ -187,7 +187,7 @@ class Job(Settings):
     engines: Engines = Engines()
     """Settings of TensorRT's engine builder, for the target `tensorrt`."""
     provider_options: dict[str, str] = Field(default_factory=dict)
-    """Options of the runtime by their own names: of ONNX Runtime's GPU provider for `ort-cuda` and `ort-tensorrt`, of OpenVINO
+    """Options of the runtime by their own names: of ONNX Runtime's CUDA provider for `ort-cuda`, of OpenVINO
     for `openvino`."""
     operator_libraries: tuple[OperatorLibrary, ...] = ()
     """Libraries of the source's custom operators, which stay in float. A source with custom operators needs at least one."""

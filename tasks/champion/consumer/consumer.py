@@ -191,27 +191,10 @@ OPENVINO, GENAI, OPENVINO_DECODER = "OpenVINO", "OnnxRuntimeGenAI", "OpenVINODec
 INDUCTOR, INDUCTOR_CUDA = "TorchInductor", "TorchInductorCUDA"
 # Returns the outputs by name for arrays by input name.
 Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
-# ONNX Runtime's names, and words of which every multiplying operator's name contains one.
-CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
-GPU_PROVIDERS = (CUDA, TENSORRT)
+CUDA = "CUDAExecutionProvider"
+# Every multiplying operator's name contains one of these words.
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Einsum")
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-
-
-def _gpu_providers(provider: str, options: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers with the approved options; engines are kept in `QUANTGATE_CACHE` alone."""
-    import onnxruntime as ort
-
-    ort.preload_dlls()
-    given = {name: value for name, value in options.items() if not name.endswith("_cache_path")}
-    if provider == CUDA:
-        return [(CUDA, given)]
-    import_module("tensorrt")  # loads its libraries, which may be on no search path
-    if place := _cache_folder("the engine is built"):
-        # The provider names files by model, GPU and version of TensorRT.
-        for cache in ("trt_engine_cache", "trt_timing_cache"):
-            given |= {f"{cache}_enable": "1", f"{cache}_path": place}
-    return [(TENSORRT, given), (CUDA, {"device_id": options.get("device_id", "0")})]
 
 
 def _refuse_strays(session: Any, provider: str) -> None:
@@ -268,7 +251,7 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
         _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
     _check_device(manifest["hardware"])
     settings = manifest["session"]
-    on_gpu = settings["provider"] in GPU_PROVIDERS
+    on_gpu = settings["provider"] == CUDA
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(
@@ -281,7 +264,8 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
     providers: Any = [settings["provider"]]
     if on_gpu:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        providers = _gpu_providers(settings["provider"], settings["provider_options"])
+        ort.preload_dlls()
+        providers = [(CUDA, settings["provider_options"])]
     session = ort.InferenceSession(folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu)
     if session.get_providers()[0] != settings["provider"]:
         raise RuntimeError(f"found providers {session.get_providers()}; expected {settings['provider']} first")
@@ -292,25 +276,19 @@ def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> t
 
 
 def _cache_option() -> dict[str, str]:
-    """Return OpenVINO's option of the folder `QUANTGATE_CACHE`; none if it is not set, or cannot be written."""
-    place = _cache_folder("the model is compiled")
-    return {"CACHE_DIR": place} if place else {}
-
-
-def _cache_folder(otherwise: str) -> str:
-    """Return the folder `QUANTGATE_CACHE`; empty if it is not set or, with a warning, if it cannot be written."""
+    """Return OpenVINO's option of the folder `QUANTGATE_CACHE`; none if it is not set or, with a warning, not writable."""
     place = os.environ.get(CACHE, "")
     if not place:
-        return ""
+        return {}
     try:
         Path(place).mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK | os.X_OK)
     except OSError:
         writable = False
     if not writable:
-        warnings.warn(f"found {CACHE}={place}; expected a folder to write to: {otherwise} anew", stacklevel=5)
-        return ""
-    return place
+        warnings.warn(f"found {CACHE}={place}; expected a folder to write to: the model is compiled anew", stacklevel=4)
+        return {}
+    return {"CACHE_DIR": place}
 
 
 def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:

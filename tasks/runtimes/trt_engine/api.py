@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Runtime = Literal["tensorrt", "tensorrt_rtx"]
 RUNTIMES: tuple[Runtime, ...] = ("tensorrt", "tensorrt_rtx")
-# Oldest supported major versions. TensorRT 10, which ONNX Runtime's provider installs, is weakly typed by default.
+# Oldest supported major versions. TensorRT 10 is weakly typed by default.
 OLDEST = {"tensorrt": 11, "tensorrt_rtx": 1}
 
 

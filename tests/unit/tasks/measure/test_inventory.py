@@ -60,7 +60,7 @@ GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 
 def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is installed of them, and of the GPU what the driver tells; a target on a processor has neither."""
-    versions = {"tensorrt-cu13": "10.16.1.11", "tensorrt-rtx": "1.7.1.116", "nvidia-cudnn-cu13": "9.15.1"}
+    versions = {"tensorrt-cu13": "11.4.0.106", "tensorrt-rtx": "1.7.1.116", "nvidia-cudnn-cu13": "9.15.1"}
     real = metadata.version
 
     def version(name: str) -> str:
@@ -76,7 +76,7 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
     found = {target: take_inventory(target, 1) for target in BUILT_IN}
     plain = found["ort-cpu"].runtimes
     added = {target: one.runtimes.items() - plain.items() for target, one in found.items()}
-    cudnn, tensorrt = ("cudnn", "9.15.1"), ("tensorrt", "10.16.1.11")
+    cudnn, tensorrt = ("cudnn", "9.15.1"), ("tensorrt", "11.4.0.106")
     assert added == {
         "ort-cpu": set(),
         "cpu": set(),
@@ -87,24 +87,17 @@ def test_a_target_on_a_gpu_has_its_gpu_and_libraries(monkeypatch: pytest.MonkeyP
         "cpu-decoder": set(),
         "ort-cuda": {cudnn},
         "torch-cuda": set(),
-        "ort-tensorrt": {cudnn, tensorrt},
         "cuda": {cudnn, tensorrt, ("tensorrt_rtx", "1.7.1.116")},
         "tensorrt": {tensorrt, ("tensorrt_rtx", "1.7.1.116")},
     }
-    assert {target for target, one in found.items() if one.gpu} == {
-        "ort-cuda",
-        "ort-tensorrt",
-        "tensorrt",
-        "torch-cuda",
-        "cuda",
-    }
-    assert asked == [1] * 5
+    assert {target for target, one in found.items() if one.gpu} == {"ort-cuda", "tensorrt", "torch-cuda", "cuda"}
+    assert asked == [1] * 4
     assert "NVIDIA H200 cc9.0 driver 580.95.05" in found["ort-cuda"].device_key
 
 
 def test_what_a_runtime_was_built_with_is_no_gpu() -> None:
     """Without one its providers are of no use; TensorRT itself needs both the GPU and its library."""
-    built = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    built = ("CUDAExecutionProvider", "CPUExecutionProvider")
     there = replace(INVENTORY, providers=built)
     assert usable_providers(there) == ("CPUExecutionProvider",)
     assert usable_providers(replace(there, gpu=GPU)) == built

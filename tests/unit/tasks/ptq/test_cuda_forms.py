@@ -1,23 +1,19 @@
-"""The files for ONNX Runtime's providers on a GPU: numbers on the CPU provider, recipes with a form, pairs left as written."""
+"""The files for ONNX Runtime's CUDA provider: numbers on the CPU provider, and recipes with a form."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from conftest import Tiny, statistics_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from tensorrt_rules import check_form
 
-from tasks.ptq import tensorrt_forms
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.cuda_forms import make_form
@@ -26,12 +22,10 @@ from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.catalog import find_target
-from tasks.targets.ort_tensorrt import AS_WRITTEN
 from tasks.targets.variants import make_variant, refuse_other_targets, session_settings, why_unmeasured
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, ORT_TENSORRT_PROVIDER
+from validators.providers import CPU_PROVIDER, CUDA_PROVIDER
 from validators.records.run import SessionSettings
 from validators.targets import facts_of
 
@@ -175,8 +169,6 @@ def test_sums_are_those_of_the_tensors_that_carry_the_values(tmp_path: Path) -> 
         ("fp16+fused@ort-cuda", "fp16 on the fused graph"),
         ("int4-g32-rtn+fused@ort-cuda", "int4 on the fused graph"),
         ("int4-g256-rtn@ort-cuda", "blocks of 256"),
-        ("fp32-fused@ort-tensorrt", "the fused graph for ort-tensorrt"),
-        ("int8-dynamic-pc@ort-tensorrt", "at run time for ort-tensorrt"),
     ],
 )
 def test_a_recipe_without_kernels_is_refused(name: str, words: str) -> None:
@@ -185,72 +177,7 @@ def test_a_recipe_without_kernels_is_refused(name: str, words: str) -> None:
     assert caught.value.kind == "unsupported" and caught.value.fix
 
 
-def optimized(model: Path, settings: SessionSettings, folder: Path) -> onnx.GraphProto:
-    with open_session(model, replace(settings, provider=CPU_PROVIDER), optimized_model=folder / "optimized.onnx"):
-        return onnx.load(folder / "optimized.onnx").graph
-
-
-PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
-
-
-@pytest.mark.parametrize("name", [*facts_of("ort-tensorrt").default_candidates, "int4-g64-rtn@ort-tensorrt"])
-def test_tensorrt_sees_the_pairs_of_the_file(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
-    """What the runtime does before it divides a graph, seen on the CPU provider: nothing to pairs and products."""
-    candidate = decode(name)
-    variant = make_variant(candidate, materials(tiny, folder), tmp_path, threads=1)
-    check_form(variant.path, candidate.precision)
-    assert variant.session == SessionSettings(ORT_TENSORRT_PROVIDER, 1, "basic", AS_WRITTEN)
-    written = onnx.load(variant.path).graph
-    seen = optimized(variant.path, variant.session, tmp_path)
-    counts = [Counter(node.op_type for node in graph.node if node.op_type in PAIRS) for graph in (written, seen)]
-    assert counts[0] == counts[1]
-    if candidate.precision in ("int8", "int4"):
-        left_alone = optimized(variant.path, replace(variant.session, entries={}), tmp_path)
-        assert Counter(node.op_type for node in left_alone.node if node.op_type in PAIRS) != counts[0]
-
-
-def test_pairs_are_not_moved_through_what_moves_values(tmp_path: Path) -> None:
-    """Between two products: a pair in front of the second, that the runtime would put before the Reshape as well."""
-    rng = np.random.default_rng(6)
-    stored = {name: rng.normal(size=shape).astype(np.float32) for name, shape in {"w": (64, 64), "v": (16, 8)}.items()}
-    constants: dict[str, NDArray[Any]] = {**stored, "shape": np.array([0, 4, 16])}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"], name="first"),
-        helper.make_node("Reshape", ["p", "shape"], ["r"], name="reshape"),
-        helper.make_node("MatMul", ["r", "v"], ["y"], name="second"),
-    ]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4, 8]),
-    ]
-    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
-    x = rng.normal(size=(50, 64)).astype(np.float32)
-    np.savez(tmp_path / "calibration.npz", x=x, label=np.zeros(50))
-    statistics = statistics_of(tmp_path / "m.onnx", tmp_path / "calibration.npz")
-    candidate = decode("int8-static-minmax-pc@ort-tensorrt")
-    tensorrt_forms.make_form(candidate, tmp_path / "m.onnx", statistics, tmp_path / "form.onnx")
-    settings = session_settings(candidate, 1)
-    entry = next(iter(AS_WRITTEN))
-    moved = {entry: AS_WRITTEN[entry].replace("QDQPropagationTransformer;", "")}
-    pairs = {}
-    for name, entries in (("kept", AS_WRITTEN), ("moved", moved)):
-        seen = optimized(tmp_path / "form.onnx", replace(settings, entries=entries), tmp_path)
-        pairs[name] = [node.op_type for node in seen.node].count("QuantizeLinear")
-    assert pairs["kept"] == 2 < pairs["moved"]
-
-
-def test_names_of_optimizers_are_the_runtimes() -> None:
-    """One that it does not know it would ignore: they stand in its library."""
-    library = next(Path(ort.__file__).parent.glob("capi/onnxruntime_pybind11_state*"))
-    content = library.read_bytes()
-    for name in AS_WRITTEN["optimization.disable_specified_optimizers"].split(";"):
-        assert name.encode() in content
-
-
-@pytest.mark.parametrize("name", ["fp16@ort-cuda", "fp16@ort-tensorrt", "fp16@tensorrt"])
+@pytest.mark.parametrize("name", ["fp16@ort-cuda", "fp16@tensorrt"])
 def test_what_nothing_here_runs_is_made_and_not_measured(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
     variant = make_variant(decode(name), materials(tiny, folder), tmp_path, threads=1)
     refusal = why_unmeasured(variant, [CPU_PROVIDER])
@@ -263,17 +190,6 @@ def test_options_go_to_the_providers_that_have_them() -> None:
     options = {"device_id": "1"}
     taken = {
         target: session_settings(decode(f"int8-static-minmax-pc@{target}"), 1, (), options).provider_options
-        for target in ("ort-cpu", "ort-cuda", "ort-tensorrt", "tensorrt")
+        for target in ("ort-cpu", "ort-cuda", "tensorrt")
     }
-    assert taken == {"ort-cpu": {}, "ort-cuda": options, "ort-tensorrt": options, "tensorrt": {}}
-
-
-def test_engines_are_kept_in_the_state_folder() -> None:
-    """Of the provider that builds any, and where the job says, if it does."""
-    made = [
-        find_target(at).keep_caches(session_settings(decode(f"fp16@{at}"), 1), Path("/s"))
-        for at in ("ort-cuda", "ort-tensorrt")
-    ]
-    assert [one.provider_options for one in made] == [{}, {"trt_engine_cache_path": "/s/engines"}]
-    asked = session_settings(decode("fp16@ort-tensorrt"), 1, (), {"trt_engine_cache_path": "/mine"})
-    assert find_target("ort-tensorrt").keep_caches(asked, Path("/s")) == asked
+    assert taken == {"ort-cpu": {}, "ort-cuda": options, "tensorrt": {}}

@@ -87,8 +87,8 @@ def test_attempt_that_gains_most_and_enough_is_taken(
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"int8-static-mse-pc-fast@{target}" for target in ("openvino", "torch-inductor", "ort-tensorrt")),
-        *(f"fp8-amax-pc-fast@{target}" for target in ("ort-cpu", "ort-tensorrt", "torch-cuda")),
+        *(f"int8-static-mse-pc-fast@{target}" for target in ("openvino", "torch-inductor")),
+        *(f"fp8-amax-pc-fast@{target}" for target in ("ort-cpu", "torch-cuda")),
     ],
 )
 def test_target_without_such_costs_refuses_the_word(name: str) -> None:

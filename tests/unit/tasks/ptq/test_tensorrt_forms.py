@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from conftest import Tiny, statistics_of
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.targets.catalog import lint
 from tasks.targets.variants import make_variant, refuse_other_targets, why_unmeasured
+from tasks.trials.build_engine import AS_WRITTEN
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.engines import BuildSettings, ShapeRange
@@ -295,7 +298,6 @@ def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Pa
         ("int4-g128-gptq@tensorrt", "gptq"),
         ("int8-static-mse-pc-bc@tensorrt", "corrected biases"),
         ("int8-static-mse-pc-keep2@tensorrt", "kept in float"),
-        ("int8-dynamic-pc@ort-tensorrt", "at run time for ort-tensorrt"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
     ],
 )
@@ -303,6 +305,59 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
     with pytest.raises(CandidateRefused, match=words) as caught:
         refuse_other_targets(decode(name))
     assert caught.value.kind == "unsupported" and caught.value.fix
+
+
+# Simulation on ONNX Runtime's CPU provider
+
+SIMULATED = replace(BASIC, entries=AS_WRITTEN)
+PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
+
+
+def optimized(model: Path, settings: SessionSettings, folder: Path) -> Counter[str]:
+    """Return the number of pairs and products by type in the graph that the runtime makes of a model."""
+    with open_session(model, settings, optimized_model=folder / "optimized.onnx"):
+        return pairs_of(folder / "optimized.onnx")
+
+
+def pairs_of(model: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(model).graph.node if node.op_type in PAIRS)
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8-static-minmax-pc", "int8-static-mse-pc", "int4-g64-rtn"])
+def test_simulation_computes_the_pairs_of_the_file(tmp_path: Path, folder: Path, name: str) -> None:
+    candidate = decode(f"{name}@tensorrt")
+    path = make_variant(candidate, materials(folder), tmp_path, threads=1).path
+    assert optimized(path, SIMULATED, tmp_path) == pairs_of(path)
+    if candidate.precision != "fp16":
+        assert optimized(path, BASIC, tmp_path) != pairs_of(path)
+
+
+def test_simulation_moves_no_pair_before_a_reshape(tmp_path: Path) -> None:
+    """The runtime would duplicate the pair of the second product before the Reshape."""
+    constants: dict[str, Array] = {"w": draw(64, 64), "v": draw(16, 8), "shape": np.array([0, 4, 16])}
+    nodes = [op("MatMul", "x w", "p"), op("Reshape", "p shape", "r"), op("MatMul", "r v", "y")]
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4, 8]),
+    ]
+    initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
+    np.savez(tmp_path / "calibration.npz", x=draw(50, 64, seed=1), label=np.zeros(50))
+    statistics = statistics_of(tmp_path / "m.onnx", tmp_path / "calibration.npz")
+    make_form(decode("int8-static-minmax-pc@tensorrt"), tmp_path / "m.onnx", statistics, tmp_path / "form.onnx")
+    moved = {key: names.replace("QDQPropagationTransformer;", "") for key, names in AS_WRITTEN.items()}
+    assert optimized(tmp_path / "form.onnx", SIMULATED, tmp_path)["QuantizeLinear"] == 2
+    assert optimized(tmp_path / "form.onnx", replace(SIMULATED, entries=moved), tmp_path)["QuantizeLinear"] > 2
+
+
+def test_disabled_optimizers_exist_in_the_runtime() -> None:
+    """The runtime ignores unknown names without a word, so look for them in its library."""
+    library = next(Path(ort.__file__).parent.glob("capi/onnxruntime_pybind11_state*"))
+    content = library.read_bytes()
+    for name in AS_WRITTEN["optimization.disable_specified_optimizers"].split(";"):
+        assert name.encode() in content
 
 
 @pytest.mark.slow

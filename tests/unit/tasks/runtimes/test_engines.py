@@ -124,7 +124,6 @@ def test_what_is_not_installed_is_named(
 
 
 def test_versions_that_are_too_old_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT 10 is what ONNX Runtime's provider brings along."""
     monkeypatch.setattr(engines, "_installed_version", {"tensorrt": "10.16.1.11", "tensorrt_rtx": None}.get)
     assert available().runtimes == {}
     monkeypatch.setattr(engines, "_installed_version", {"tensorrt": "11.4.0.106", "tensorrt_rtx": "1.7.1"}.get)

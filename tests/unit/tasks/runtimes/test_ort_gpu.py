@@ -1,21 +1,17 @@
-"""Sessions on a GPU, as far as a machine without one can tell: options, folders of engines, nodes assigned, arrays bound."""
+"""Sessions on a GPU, as far as a machine without one can tell: options, nodes assigned, arrays bound."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from conftest import Tiny
-from onnx import numpy_helper
 
 from tasks.measure.inventory import find_gpu
 from tasks.runtimes import ort as ort_module
@@ -23,12 +19,10 @@ from tasks.runtimes.assignment import RECORD, AssignedNode, assignment, refuse_s
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
-from tasks.runtimes.ort_gpu import device_of, gpu_providers, load_libraries, probe, why_missing
-from tasks.runtimes.providers import PROVIDERS, provider_of
+from tasks.runtimes.ort_gpu import device_of, load_libraries, probe, why_missing
+from tasks.runtimes.providers import PROVIDERS
 from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner, run_all
 from validators.errors import CandidateRefused
-from validators.gates.coverage import judge_coverage
-from validators.job.job_gates import Gates
 from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -37,11 +31,9 @@ from validators.providers import (
     INDUCTOR,
     INDUCTOR_CUDA,
     OPENVINO,
-    ORT_TENSORRT_PROVIDER,
     TENSORRT,
 )
 from validators.records import run as records
-from validators.records.measurements import UNNAMED
 from validators.records.run import SessionSettings
 
 CPU = Device("cpu", 0)
@@ -103,53 +95,28 @@ def test_many_strays_are_counted() -> None:
 # Options
 
 
-def test_cuda_gets_the_options_of_the_job(tiny: Tiny) -> None:
-    settings = SessionSettings(CUDA_PROVIDER, 1, provider_options={"device_id": "2", "use_tf32": "0"})
-    assert gpu_providers(settings, tiny.model) == [(CUDA_PROVIDER, {"device_id": "2", "use_tf32": "0"})]
+class Opened(Exception):
+    """Raised in place of opening a session, with the requested providers."""
+
+
+@pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(_model: Path, _options: ort.SessionOptions, *, providers: Any, **_: Any) -> None:
+        raise Opened(providers)
+
+    monkeypatch.setattr(ort, "InferenceSession", opened)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+
+
+@pytest.mark.usefixtures("no_session")
+def test_cuda_session_gets_the_options_of_the_job(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_module, "_prepare_gpu", lambda available: "")
+    options = {"device_id": "2", "use_tf32": "0"}
+    settings = SessionSettings(CUDA_PROVIDER, 1, provider_options=options)
+    with pytest.raises(CandidateRefused) as caught, open_session(tiny.model, settings):
+        pass
+    assert isinstance(caught.value.__cause__, Opened) and caught.value.__cause__.args == ([(CUDA_PROVIDER, options)],)
     assert device_of(settings) == 2 and device_of(SessionSettings(CUDA_PROVIDER, 1)) == 0
-
-
-def test_tensorrt_has_cuda_of_the_same_device_behind_it(tiny: Tiny) -> None:
-    settings = SessionSettings(ORT_TENSORRT_PROVIDER, 1, provider_options={"device_id": "1"})
-    providers = gpu_providers(settings, tiny.model)
-    assert providers == [(ORT_TENSORRT_PROVIDER, {"device_id": "1"}), (CUDA_PROVIDER, {"device_id": "1"})]
-
-
-@pytest.mark.parametrize("name", ["trt_fp16_enable", "trt_int8_enable", "trt_bf16_enable"])
-def test_types_are_those_of_the_file(tiny: Tiny, name: str) -> None:
-    """An fp32 file computed in float16 would be a label that nobody may believe; switched off it is what it is anyway."""
-    for value in ("1", "True"):
-        with pytest.raises(CandidateRefused, match=name):
-            gpu_providers(SessionSettings(ORT_TENSORRT_PROVIDER, 1, provider_options={name: value}), tiny.model)
-    assert gpu_providers(SessionSettings(ORT_TENSORRT_PROVIDER, 1, provider_options={name: "0"}), tiny.model)
-
-
-def engines(model: Path, base: Path, content: bytes | None = None, **changes: Any) -> Path:
-    options = {"trt_engine_cache_path": str(base)} | changes.pop("provider_options", {})
-    settings = SessionSettings(ORT_TENSORRT_PROVIDER, 1, provider_options=options, **changes)
-    found = gpu_providers(settings, model, content)[0][1]
-    assert found["trt_engine_cache_enable"] == found["trt_timing_cache_enable"] == "1"
-    assert found["trt_timing_cache_path"] == str(base)
-    return Path(found["trt_engine_cache_path"])
-
-
-def test_engines_of_two_models_are_never_in_one_folder(tiny: Tiny, tmp_path: Path) -> None:
-    """Names of nodes and files alone decide what the provider calls an engine: weights, settings and content do here."""
-    other = onnx.load(tiny.model)
-    weight = next(item for item in other.graph.initializer if item.name == "first")
-    weight.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weight), "first"))
-    (tmp_path / "other").mkdir()
-    onnx.save(other, tmp_path / "other" / tiny.model.name)
-    base = tmp_path / "engines"
-    folders = [
-        engines(tiny.model, base),
-        engines(tmp_path / "other" / tiny.model.name, base),
-        engines(tiny.model, base, b"as bytes"),
-        engines(tiny.model, base, optimization="basic"),
-        engines(tiny.model, base, provider_options={"trt_builder_optimization_level": "5"}),
-    ]
-    assert len(set(folders)) == 5 and all(folder.is_dir() and folder.parent == base for folder in folders)
-    assert engines(tiny.model, base) == folders[0]
 
 
 # What is here
@@ -157,40 +124,36 @@ def test_engines_of_two_models_are_never_in_one_folder(tiny: Tiny, tmp_path: Pat
 
 def test_a_provider_that_is_not_installed_is_refused(tiny: Tiny) -> None:
     """With the extra to install, and before the runtime could fall back."""
-    for provider, extra in ((CUDA_PROVIDER, "`gpu`"), (ORT_TENSORRT_PROVIDER, "`ort-tensorrt`")):
-        if provider in ort.get_available_providers():
-            pytest.skip("the runtime of this environment is built for a GPU: see the tests of marker gpu")
-        with (
-            pytest.raises(CandidateRefused, match=f"no {provider} here") as caught,
-            open_session(tiny.model, SessionSettings(provider, 1)),
-        ):
-            pass
-        assert caught.value.kind == "unsupported" and extra in caught.value.fix
-        missing = probe(provider)
-        assert missing is not None and missing.found == caught.value.found
+    if CUDA_PROVIDER in ort.get_available_providers():
+        pytest.skip("the runtime of this environment is built for a GPU: see the tests of marker gpu")
+    with (
+        pytest.raises(CandidateRefused, match=f"no {CUDA_PROVIDER} here") as caught,
+        open_session(tiny.model, SessionSettings(CUDA_PROVIDER, 1)),
+    ):
+        pass
+    assert caught.value.kind == "unsupported" and "`gpu`" in caught.value.fix
+    missing = probe(CUDA_PROVIDER)
+    assert missing is not None and missing.found == caught.value.found
 
 
 @pytest.mark.skipif(CUDA_PROVIDER not in ort.get_available_providers(), reason="onnxruntime-gpu is not installed")
 @pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU: see the tests of marker gpu")
-@pytest.mark.parametrize("provider", [CUDA_PROVIDER, ORT_TENSORRT_PROVIDER])
-def test_a_runtime_for_gpus_without_one_is_refused(
-    tiny: Tiny, provider: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runtime_for_gpus_without_one_is_refused(tiny: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
     """It imports, names the provider, and would run everything on the processor; the libraries that it lacks are named."""
     for options in ({}, {"device_id": "0"}):
         with (
             pytest.raises(CandidateRefused, match=r"Failed to load lib\w+\.so") as caught,
-            open_session(tiny.model, SessionSettings(provider, 1, provider_options=options)),
+            open_session(tiny.model, SessionSettings(CUDA_PROVIDER, 1, provider_options=options)),
         ):
             pass
-        assert caught.value.kind == "unsupported" and provider in caught.value.expected
+        assert caught.value.kind == "unsupported" and CUDA_PROVIDER in caught.value.expected
     assert "EP Error" not in capfd.readouterr().out
 
 
 def test_a_provider_that_answers_is_not_missing() -> None:
     assert probe(CPU_PROVIDER) is None
-    assert why_missing(CUDA_PROVIDER, [CPU_PROVIDER, CUDA_PROVIDER]) is None
-    load_libraries(CUDA_PROVIDER)  # there are none to load, and nothing fails
+    assert why_missing([CPU_PROVIDER, CUDA_PROVIDER]) is None
+    load_libraries()  # there are none to load, and nothing fails
 
 
 # Bound requests: the processor's memory stands in for the device's
@@ -255,40 +218,15 @@ def consumer() -> ModuleType:
         return importlib.import_module("tasks.champion.consumer.consumer")
 
 
-def test_a_consumer_asks_for_what_was_approved(consumer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options of the manifest, less the folder of engines of the machine that measured; CUDA behind TensorRT."""
+@pytest.mark.usefixtures("no_session")
+def test_consumer_requests_the_approved_options(consumer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "_check_device", lambda hardware: None)
     options = {"device_id": "1", "use_tf32": "0"}
-    assert consumer._gpu_providers(CUDA_PROVIDER, options) == [(CUDA_PROVIDER, options)]
-    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
-    given = {"device_id": "1", "trt_engine_cache_path": "/state/engines"}
-    expected = [(ORT_TENSORRT_PROVIDER, {"device_id": "1"}), (CUDA_PROVIDER, {"device_id": "1"})]
-    monkeypatch.delenv(consumer.CACHE, raising=False)
-    assert consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given) == expected
-
-
-def test_a_consumer_keeps_engines_of_tensorrt_in_its_own_folder(
-    consumer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else each start of a service would tune them again."""
-    monkeypatch.setitem(sys.modules, "tensorrt", ModuleType("tensorrt"))
-    monkeypatch.setenv(consumer.CACHE, str(tmp_path / "engines"))
-    given = {"device_id": "1", "trt_engine_cache_path": "/state/engines", "trt_timing_cache_path": "/state"}
-    (_, options), _ = consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given)
-    place = str(tmp_path / "engines")
-    assert options == {
-        "device_id": "1",
-        "trt_engine_cache_enable": "1",
-        "trt_engine_cache_path": place,
-        "trt_timing_cache_enable": "1",
-        "trt_timing_cache_path": place,
-    }
-    # Options of CUDA's provider name no folder.
-    assert consumer._gpu_providers(CUDA_PROVIDER, {"device_id": "1"}) == [(CUDA_PROVIDER, {"device_id": "1"})]
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(consumer.CACHE, str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="expected a folder to write to: the engine is built anew"):
-        ((_, options), _) = consumer._gpu_providers(ORT_TENSORRT_PROVIDER, given)
-    assert options == {"device_id": "1"}
+    session = {"provider": CUDA_PROVIDER, "optimization": "all", "entries": {}, "provider_options": options}
+    manifest = {"runtime_version": ort.__version__, "hardware": {}, "session": session, "libraries": []}
+    with pytest.raises(Opened) as caught:
+        consumer._open_onnxruntime(Path(), manifest, 1)
+    assert caught.value.args == ([(CUDA_PROVIDER, options)],)
 
 
 def test_a_consumer_refuses_products_on_another_provider(consumer: ModuleType, tiny: Tiny) -> None:
@@ -300,22 +238,10 @@ def test_a_consumer_refuses_products_on_another_provider(consumer: ModuleType, t
 
 def test_a_consumer_knows_every_operator_that_multiplies(consumer: ModuleType) -> None:
     assert [kind for kind in MAC_RULES if not any(word in kind for word in consumer.PRODUCTS)] == []
-    # Those of ONNX Runtime.
-    assert set(consumer.GPU_PROVIDERS) == GPU_PROVIDERS - {TENSORRT, INDUCTOR_CUDA}
+    assert {consumer.CUDA} == GPU_PROVIDERS - {TENSORRT, INDUCTOR_CUDA}
 
 
 # Coverage
-
-
-def test_what_tensorrt_compiled_is_of_unknown_precision(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All products are counted, none as low precision nor as float: the gate is inconclusive. The CPU stands in for it."""
-    compiled = replace(provider_of(CPU_PROVIDER), is_compiled=True)
-    monkeypatch.setitem(PROVIDERS, CPU_PROVIDER, compiled)
-    seen = measure_coverage(tiny.model, SETTINGS, {"x": np.load(tiny.evaluation)["x"][:3]})
-    assert seen.macs_by_kernel == {UNNAMED: 3 * (64 * 128 + 128 * 4)} and seen.unknown == 1.0
-    verdict = judge_coverage("int8-static-minmax-pc@ort-tensorrt", seen, Gates())
-    assert verdict is not None and verdict.outcome == "inconclusive"
-    assert not provider_of(ORT_TENSORRT_PROVIDER).low_precision and provider_of(ORT_TENSORRT_PROVIDER).is_compiled
 
 
 def test_launches_are_no_times(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +250,7 @@ def test_launches_are_no_times(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.M
     before = measure_coverage(tiny.model, SETTINGS, batch)
     assert before.us_by_kernel and before.time_share is not None
     monkeypatch.setattr(records, "GPU_PROVIDERS", frozenset({CPU_PROVIDER}))
-    monkeypatch.setattr(ort_module, "_prepare_gpu", lambda provider, available: "")
-    monkeypatch.setattr(ort_module, "gpu_providers", lambda settings, model, content: [(CPU_PROVIDER, {})])
+    monkeypatch.setattr(ort_module, "_prepare_gpu", lambda available: "")
     seen = measure_coverage(tiny.model, SETTINGS, batch, folder=tmp_path)
     assert seen.macs_by_kernel == before.macs_by_kernel
     assert seen.us_by_kernel == {} and seen.time_share is None and seen.inserted_time is None

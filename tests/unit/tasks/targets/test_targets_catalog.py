@@ -148,7 +148,7 @@ def test_a_target_of_a_package_is_one_like_ours(install: Install) -> None:
 
 def test_a_package_may_bring_its_provider(install: Install) -> None:
     """What has no row anywhere computes in host memory, and none of its kernels is known for low precision."""
-    runtime = ExecutionProvider("AcmeExecutionProvider", frozenset({"AcmeGemm"}), is_compiled=True)
+    runtime = ExecutionProvider("AcmeExecutionProvider", frozenset({"AcmeGemm"}))
     facts = replace(ort_cpu.TARGET.facts, name="acme-npu", provider=runtime.name)
     install(acme_npu=replace(ort_cpu.TARGET, facts=facts, runtime=runtime))
     assert provider_of("AcmeExecutionProvider") is runtime

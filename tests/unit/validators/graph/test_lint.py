@@ -75,7 +75,7 @@ def test_the_document_is_for_machines(folder: Path) -> None:
         (("none.onnx",), "none.onnx: no such file"),
         (("text.onnx",), "truncated or not an ONNX file"),
         (("good.onnx", "--target", "tpu"), "'ort-cpu', 'cpu', 'openvino'"),
-        (("good.onnx", "--target", "ort-tensorrt"), "a target with rules: ort-cpu, ort-cuda, tensorrt"),
+        (("good.onnx", "--target", "openvino"), "a target with rules: ort-cpu, ort-cuda, tensorrt"),
     ],
 )
 def test_what_cannot_be_linted_ends_with_2(folder: Path, arguments: tuple[str, ...], words: str) -> None:
