@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-check image-check lock schemas clean
+.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-first gpu-full image-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -71,9 +71,14 @@ TARGET := ort-cpu
 worker: $(READY)
 	@$(BIN)/quantgate worker --target $(TARGET)
 
-# What can be proven on a machine with a GPU alone, in an environment of its own: docs/gpu.md.
-gpu-check:
-	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" infra/gpu_check.sh $(BUNDLE)
+# On a machine with a GPU: what PyTorch alone shows in ten minutes, from nothing; docs/gpu.md.
+PYTHON := python3
+gpu-first:
+	@$(PYTHON) -m benchmarks.gpu first $(ARGS)
+
+# There, too: trained models, the other runtimes and a whole run, part by part; docs/gpu.md.
+gpu-full:
+	@PYTHON="$(PYTHON)" WHEELS="$(WHEELS)" infra/gpu_full.sh $(or $(PART),all) $(BUNDLE)
 
 # Builds the CPU image without a registry and runs it. Needs podman and mmdebstrap: docs/image.md.
 image-check:

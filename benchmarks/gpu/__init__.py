@@ -1,1 +1,1 @@
-"""The GPU check, which `make gpu-check` runs on a machine with an NVIDIA GPU: docs/gpu.md. Nothing of quantgate imports it."""
+"""The GPU checks of `make gpu-first` and `make gpu-full`: docs/gpu.md. Nothing of quantgate imports it."""

@@ -3,16 +3,17 @@
     python -m benchmarks.gpu bundle FOLDER            # where the demos' assets are: three models, packed small
     python -m benchmarks.gpu wheels FOLDER            # where there is a network: what the machine with the GPU may lack
     python -m benchmarks.gpu join FOLDER              # put together what was carried in parts
-    make gpu-check BUNDLE=FOLDER WHEELS=FOLDER              # on the machine with the GPU: `torch`, an environment, then `run`
-    python -m benchmarks.gpu first --out FOLDER             # first contact: no bundle, PyTorch alone; `make gpu-first`
+    make gpu-first                                          # on the machine with the GPU: no bundle, PyTorch alone; `first`
+    make gpu-full BUNDLE=FOLDER WHEELS=FOLDER               # there, too: `torch`, `run`, the tests of the device
     python -m benchmarks.gpu torch FOLDER                   # the target torch-cuda with the trained models, PyTorch alone
     python -m benchmarks.gpu run FOLDER --only ort-cuda --models text --seconds 500
     python -m benchmarks.gpu run FOLDER --provider cpu                      # a rehearsal: every step, no GPU
     python -m benchmarks.gpu merge A.json B.json --into benchmarks/results
     python -m benchmarks.gpu table RESULTS.json
 
-`run` writes its file after every figure and goes on where it stopped: what is there is not measured again, but for what failed
-for reasons outside the model. It ends within `--seconds` unless a single figure takes longer. See docs/gpu.md.
+`first`, `torch` and `run` write their file after every figure and go on where they stopped: what is there is not measured
+again, but for what failed for reasons outside the model. They end within `--seconds` unless a single figure takes longer.
+See docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ WORK = HERE.parent / ".quantgate" / "gpu-check"
 MODELS = ("text", "image", "language")
 FIRST_MODELS = ("encoder", "decoder", "encoder-wide", "cnn")
 PARTS = ("ceilings", "ort-cuda", "tensorrt", "pytorch")
-PART_MB = 56
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,7 +57,8 @@ def _bundle(options: argparse.Namespace) -> int:
 
     for name in options.models:
         path = write(name, options.state, options.folder)
-        for part in split(path, options.part_mb * 1_000_000) if options.part_mb else [path]:
+        size = _part_bytes(options)
+        for part in split(path, size) if size else [path]:
             print(f"{part}  {part.stat().st_size / 1e6:.1f} MB")
     return 0
 
@@ -65,9 +66,15 @@ def _bundle(options: argparse.Namespace) -> int:
 def _wheels(options: argparse.Namespace) -> int:
     from gpu.wheels import download
 
-    for path in download(options.folder, options.python, options.part_mb * 1_000_000, lean=options.lean):
+    for path in download(options.folder, options.python, _part_bytes(options), lean=options.lean):
         print(f"{path.name}  {path.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _part_bytes(options: argparse.Namespace) -> int:
+    from gpu.parts import part_bytes
+
+    return part_bytes() if options.part_mb is None else int(options.part_mb * 1_000_000)
 
 
 def _join(options: argparse.Namespace) -> int:
@@ -89,28 +96,24 @@ def _first(options: argparse.Namespace) -> int:
     from gpu.first import run_first
     from gpu.first_table import render_first
     from gpu.inventory import describe_by_torch
-    from gpu.record import Results, results_path
     from gpu.session import Options
 
-    rehearsal = options.provider == "cpu"
-    inventory = describe_by_torch(rehearsal=rehearsal)
-    out = results_path(options.out, inventory, rehearsal=rehearsal, check="gpu-first")
-    known = results_path(RESULTS, inventory, rehearsal=rehearsal, check="gpu-first")
-    results = Results(out, inventory, rehearsal=rehearsal, earlier=known if known.exists() else None)
+    results = _results(options, describe_by_torch, "gpu-first")
     wanted = Options(
         work=options.work,
         models=options.models,
+        forms=options.forms,
         batches=options.batches,
         seconds=options.seconds,
         block_seconds=options.block_seconds,
         again=options.again,
-        rehearsal=rehearsal,
+        rehearsal=options.provider == "cpu",
     )
     left = run_first(wanted, results, lambda line: print(line, flush=True))
     told = render_first(results.figures)
-    out.with_suffix(".md").write_text(f"{told}\n", encoding="utf-8")
-    print(f"\n{told}\n\n{out}: {f'{left} figures left, run the same again' if left else 'complete'}")
-    return 3 if left else 0
+    results.path.with_suffix(".md").write_text(f"{told}\n", encoding="utf-8")
+    print(f"\n{told}\n")
+    return _ended(results, left)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -121,27 +124,41 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], run: Callable[..., int]) -> int:
-    from gpu.record import Results, results_path
     from gpu.session import Options
 
-    rehearsal = options.provider == "cpu"
-    inventory = describe(rehearsal=rehearsal)
-    given = options.results or (options.work if rehearsal else RESULTS)
-    path = given if given.suffix == ".json" else results_path(given, inventory, rehearsal=rehearsal)
+    results = _results(options, describe, "gpu")
     wanted = Options(
         bundle=options.bundle,
         work=options.work,
         parts=options.only,
         models=options.models,
+        forms=options.forms,
         batches=options.batches,
         seconds=options.seconds,
         launches=options.launches,
         block_seconds=options.block_seconds,
         again=options.again,
-        rehearsal=rehearsal,
+        rehearsal=options.provider == "cpu",
     )
-    left = run(wanted, Results(path, inventory, rehearsal=rehearsal), lambda line: print(line, flush=True))
-    print(f"{path}: {f'{left} figures left, run the same again' if left else 'complete'}")
+    return _ended(results, run(wanted, results, lambda line: print(line, flush=True)))
+
+
+def _results(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], check: str) -> Any:
+    """Open the file that figures go to: that of this device in the folder `--out`, begun from the one of the repository."""
+    from gpu.record import Results, results_path
+
+    rehearsal = options.provider == "cpu"
+    inventory = describe(rehearsal=rehearsal)
+    folder = Path(os.environ["OUT"]) if os.environ.get("OUT") else options.work if rehearsal else RESULTS
+    path, known = options.out or folder, None
+    if path.suffix != ".json":
+        path, known = (results_path(at, inventory, rehearsal=rehearsal, check=check) for at in (path, RESULTS))
+    earlier = known if known and known.exists() else None
+    return Results(path, inventory, rehearsal=rehearsal, check=check, earlier=earlier)
+
+
+def _ended(results: Any, left: int) -> int:
+    print(f"{results.path}: {f'{left} figures left, run the same again' if left else 'complete'}")
     return 3 if left else 0
 
 
@@ -149,17 +166,20 @@ def _merge(options: argparse.Namespace) -> int:
     from gpu.record import merge, results_path, save
 
     figures = merge(options.files)
-    path = results_path(options.into, figures["inventory"], rehearsal=figures["rehearsal"])
+    path = results_path(options.into, figures["inventory"], rehearsal=figures["rehearsal"], check=figures["check"])
     save(path, figures)
     print(path)
     return 0
 
 
 def _table(options: argparse.Namespace) -> int:
+    from gpu.first_table import render_first
     from gpu.record import read
-    from gpu.table import render
+    from gpu.table import refuse_rehearsal, render
 
-    print(render(read(options.file), rehearsal=options.rehearsal))
+    figures = read(options.file)
+    refuse_rehearsal(figures, allowed=options.rehearsal)
+    print((render_first if figures["check"] == "gpu-first" else render)(figures))
     return 0
 
 
@@ -190,11 +210,11 @@ def _parser() -> argparse.ArgumentParser:
     bundle.add_argument("folder", type=Path)
     bundle.add_argument("--models", type=_some_of(MODELS), default=MODELS)
     bundle.add_argument("--state", type=Path, default=HERE.parent / ".quantgate", help="has the demos' assets")
-    bundle.add_argument("--part-mb", type=int, default=PART_MB, help="cut larger files; 0 for none")
+    _part_arguments(bundle)
     wheels = _command(commands, "wheels", _wheels)
     wheels.add_argument("folder", type=Path)
     wheels.add_argument("--python", default="3.12")
-    wheels.add_argument("--part-mb", type=int, default=PART_MB)
+    _part_arguments(wheels)
     wheels.add_argument("--lean", action="store_true", help="without NumPy, SciPy and ONNX")
     _command(commands, "join", _join).add_argument("folder", type=Path)
     merge = _command(commands, "merge", _merge)
@@ -204,15 +224,8 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("file", type=Path)
     table.add_argument("--rehearsal", action="store_true", help="allow a file without a figure of a GPU")
     first = _command(commands, "first", _first)
-    default = Path(os.environ["OUT"]) if os.environ.get("OUT") else RESULTS
-    first.add_argument("--out", type=Path, default=default, help="where the results go: $OUT if it is set")
     first.add_argument("--models", type=_some_of(FIRST_MODELS), default=FIRST_MODELS)
-    first.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of 1,8,32,128")
-    first.add_argument("--seconds", type=float, default=560.0)
-    first.add_argument("--block-seconds", type=float, default=0.08)
-    first.add_argument("--again", action="store_true", help="measure what is there as well")
-    first.add_argument("--provider", choices=("gpu", "cpu"), default="gpu", help="cpu rehearses")
-    first.add_argument("--work", type=Path, default=WORK, help="where programs and packages are kept")
+    _shared_arguments(first, seconds=560.0, block_seconds=0.05)
     _run_arguments(_command(commands, "run", _run))
     _run_arguments(_command(commands, "torch", _torch))
     return parser
@@ -222,14 +235,24 @@ def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("bundle", type=Path, help="the folder that `bundle` wrote")
     run.add_argument("--only", type=_some_of(PARTS), default=PARTS, help=f"of {', '.join(PARTS)}")
     run.add_argument("--models", type=_some_of(MODELS), default=MODELS)
-    run.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of each model's own")
-    run.add_argument("--seconds", type=float, default=540.0)
     run.add_argument("--launches", type=int, default=3)
-    run.add_argument("--block-seconds", type=float, default=0.12)
+    _shared_arguments(run, seconds=540.0, block_seconds=0.12)
+
+
+def _shared_arguments(run: argparse.ArgumentParser, *, seconds: float, block_seconds: float) -> None:
+    run.add_argument("--out", type=Path, help="a folder for the results, or their file; $OUT if it is set")
+    run.add_argument("--forms", type=_names, default=(), help="of torch-cuda, such as bf16,fp8-amax-pc")
+    run.add_argument("--batches", type=_sizes, default=(), help="such as 1,8 in place of the usual ones")
+    run.add_argument("--seconds", type=float, default=seconds)
+    run.add_argument("--block-seconds", type=float, default=block_seconds)
     run.add_argument("--again", action="store_true", help="measure what is there as well")
     run.add_argument("--provider", choices=("gpu", "cpu"), default="gpu", help="cpu rehearses")
-    run.add_argument("--results", type=Path, help="a file, or the folder that it goes to")
-    run.add_argument("--work", type=Path, default=WORK, help="where candidates are kept")
+    run.add_argument("--work", type=Path, default=WORK, help="where programs, packages and candidates are kept")
+
+
+def _part_arguments(command: argparse.ArgumentParser) -> None:
+    told = "cut larger files; 0 for none; so large that one is carried with this tree in 64 MiB"
+    command.add_argument("--part-mb", type=float, help=told)
 
 
 def _command(commands: Any, name: str, function: object) -> argparse.ArgumentParser:

@@ -44,8 +44,8 @@ _EXAMPLES = 32
 def run_first(options: Options, results: Results, say: Callable[[str], None]) -> int:
     """Measure what is missing; return how many figures the time did not reach for."""
     check = Check(options, results, say)
-    part = begin(check, (CEILINGS, TARGET)) | {"compiler": choose_compiler()}
-    results.figures["parts"][-1] = part
+    part = begin(check, (CEILINGS, TARGET))
+    part["compiler"] = choose_compiler()
     at_once = max(1, usable_cores() // _PROCESSORS_A_COMPILER)
     wanted = _wanted(check)
     longest = 1.0
@@ -82,7 +82,7 @@ def _wanted(check: Check) -> Sequence[tuple[Seeded, str]]:
     for forms in FORMS:
         for model in models:
             for label in forms:
-                if _missing(check, model, label):
+                if label in (check.options.forms or forms) and _missing(check, model, label):
                     wanted += [(model, REFERENCE), (model, label)]
     return [one for index, one in enumerate(wanted) if one not in wanted[:index]]
 

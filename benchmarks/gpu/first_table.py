@@ -57,8 +57,7 @@ def floor_ms(figures: dict[str, Any], model: str, label: str, batch: int) -> tup
 
 def render_first(figures: dict[str, Any]) -> str:
     """Return the Markdown of a file of first contact."""
-    parts = ["**A rehearsal on a processor: no figure here is one of a GPU.**"] if figures["rehearsal"] else []
-    parts += [machine(figures), ceilings(figures)]
+    parts = [machine(figures), ceilings(figures)]
     for model, about in figures["models"].items():
         rows = [_row(figures, key, cell) for key, cell in figures["cells"].items() if key.split("/")[1] == model]
         rows.sort(key=lambda row: int(row[0]))

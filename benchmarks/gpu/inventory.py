@@ -103,7 +103,7 @@ def refuse_without_gpu() -> None:
         expected="a machine with an NVIDIA GPU and its driver, and nvidia-ml-py",
         fix="run it there; `--provider cpu` goes through the same steps without one, and measures nothing of a GPU"
         if told
-        else "run infra/gpu_check.sh, which installs what is missing",
+        else "run infra/gpu_full.sh runtimes, which installs what is missing",
     )
 
 

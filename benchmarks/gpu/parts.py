@@ -1,16 +1,36 @@
-"""Files in parts that fit where little can be carried at once, and back together. Needs no more than Python itself."""
+"""Files in parts that fit where little can be carried at once, and back together. Needs no more than Python itself and git."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+import subprocess
 from pathlib import Path
 from typing import BinaryIO
 
 from validators.errors import DataError
 
+ROOT = Path(__file__).resolve().parents[2]
+# A transfer to a borrowed machine, the working tree included; and what an archive of them adds.
+CARRIED_BYTES, _MARGIN_BYTES = 64 << 20, 1 << 20
 # A part's name ends in its number and how many there are, so that a missing one is noticed.
 SEPARATOR = ".part-"
 _PIECE_BYTES = 1 << 20
+
+
+def part_bytes(root: Path = ROOT, limit: int = CARRIED_BYTES) -> int:
+    """Return how large a part may be that is carried with the tree at `root`, so that both are below `limit` bytes.
+
+    The tree is what git tracks, or would: files that it ignores stay behind.
+    """
+    listed = subprocess.run(
+        [shutil.which("git") or "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    paths = [root / name for name in listed.stdout.decode().split("\0") if name]
+    return limit - sum(path.stat().st_size for path in paths if path.is_file()) - _MARGIN_BYTES
 
 
 def split(path: Path, part_bytes: int) -> list[Path]:

@@ -19,14 +19,24 @@ REFUSED = "refused"
 class Results:
     """The figures of one machine in one JSON file."""
 
-    def __init__(self, path: Path, inventory: dict[str, Any], *, rehearsal: bool, earlier: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        inventory: dict[str, Any],
+        *,
+        rehearsal: bool,
+        check: str = "gpu",
+        earlier: Path | None = None,
+    ) -> None:
         """Go on with the file if it is there, else with the figures of `earlier`, which stays as it is.
+
+        `check` is the check that the figures are of, `gpu` or `gpu-first`.
 
         Raises:
             DataError: it holds figures of another machine.
         """
         self.path = path
-        fresh = {"schema": SCHEMA, "rehearsal": rehearsal, "inventory": inventory, "parts": []}
+        fresh = {"schema": SCHEMA, "check": check, "rehearsal": rehearsal, "inventory": inventory, "parts": []}
         self.figures: dict[str, Any] = fresh | {section: {} for section in SECTIONS}
         if found := path if path.exists() else earlier:
             known = read(found)
@@ -85,12 +95,13 @@ def same_machine(one: dict[str, Any], other: dict[str, Any]) -> None:
     Raises:
         DataError: they differ.
     """
-    for name, of in (("rehearsal", lambda figures: figures["rehearsal"]), ("device", _device)):
-        if of(one) != of(other):
+    for name in ("check", "rehearsal", "device"):
+        found = [figures["inventory"][name] if name == "device" else figures[name] for figures in (one, other)]
+        if found[0] != found[1]:
             raise DataError(
-                found=f"{name} {of(one)} and {of(other)} in one file of results",
-                expected="figures of one kind of GPU",
-                fix="name another file with --results",
+                found=f"{name} {found[0]} and {found[1]} in one file of results",
+                expected="figures of one check on one kind of GPU",
+                fix="name another file with --out",
             )
 
 
@@ -133,7 +144,3 @@ def slug(text: str) -> str:
     'nvidia-geforce-rtx-4090'
     """
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _device(figures: dict[str, Any]) -> str:
-    return str(figures["inventory"]["device"])

@@ -11,7 +11,7 @@ from gpu.candidates import measure_target
 from gpu.make import Workshop
 from gpu.pytorch import measure_pytorch
 from gpu.record import REFUSED, Results
-from gpu.session import CEILINGS, PYTORCH, Check, Options, begin, end, measure_limits
+from gpu.session import CEILINGS, PYTORCH, Check, Options, begin, end, measure_limits, packed
 from tasks.measure.inventory import take_inventory
 from tasks.storage.store import Store
 
@@ -26,7 +26,7 @@ def run_check(options: Options, results: Results, say: Callable[[str], None]) ->
     targets = ("ort-cuda", "tensorrt")
     if CEILINGS in options.parts:
         measure_limits(check)
-    for name in options.models:
+    for name in packed(check):
         workshop = open_workshop(check, name)
         models = check.figure("models", name, lambda: describe_model(workshop))  # noqa: B023  # called at once
         if models is None or REFUSED in models:

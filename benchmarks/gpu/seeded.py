@@ -35,11 +35,13 @@ class Seeded:
         """Return the float32 module on the processor."""
         import torch
 
-        torch.manual_seed(SEED)
-        module = self._module()
+        # On the processor whatever the default device: another device draws other numbers from the seed.
+        draw = torch.Generator().manual_seed(SEED)
+        with torch.device("cpu"):
+            module = self._module()
         for parameter in module.parameters():
             if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=DEVIATION)
+                torch.nn.init.normal_(parameter, std=DEVIATION, generator=draw)
         return module.eval().requires_grad_(False)
 
     def _module(self) -> nn.Module:

@@ -15,7 +15,7 @@ from gpu.apart import apart
 from gpu.ceilings import measure_ceilings
 from gpu.inventory import driver_version, gpu_state, versions
 from gpu.record import REFUSED, Results
-from validators.errors import QuantgateError
+from validators.errors import DataError, QuantgateError
 from validators.records.measurements import Estimate
 
 if TYPE_CHECKING:
@@ -28,12 +28,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Options:
-    """What of a check is run now; empty `batches` for those of each model."""
+    """What of a check is run now; empty `forms` of torch-cuda for all, empty `batches` for those of each model."""
 
     work: Path
     bundle: Path = Path()
     parts: tuple[str, ...] = (CEILINGS, "ort-cuda", "tensorrt", PYTORCH)
     models: tuple[str, ...] = ("text", "image", "language")
+    forms: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     seconds: float = 540.0
     launches: int = 3
@@ -55,6 +56,8 @@ class Check:
     results: Results
     say: Callable[[str], None]
     started: float = field(default_factory=time.monotonic)
+    # When the present part began, by which a figure finds its driver and versions.
+    part: str = ""
     longest: float = 0.0
     left: int = 0
 
@@ -88,7 +91,7 @@ class Check:
 
     def add(self, section: str, key: str, found: dict[str, Any]) -> None:
         """Put a figure into the file, with the part that it is of, and tell it."""
-        self.results.put(section, key, found | {"part": self.results.figures["parts"][-1]["started"]})
+        self.results.put(section, key, found | {"part": self.part})
         self.say(f"{time.monotonic() - self.started:5.0f} s  {section} {key}: {told(found)}")
 
 
@@ -105,6 +108,7 @@ def begin(check: Check, parts: Sequence[str]) -> dict[str, Any]:
         "gpu": gpu_state(),
     }
     check.results.figures["parts"].append(part)
+    check.part = part["started"]
     return part
 
 
@@ -113,6 +117,26 @@ def end(check: Check, part: dict[str, Any]) -> int:
     part |= {"seconds": round(time.monotonic() - check.started, 1), "left": check.left}
     check.results.write()
     return check.left
+
+
+def packed(check: Check) -> list[str]:
+    """The models asked for that the bundle has, in order; the others are told and left out.
+
+    Raises:
+        DataError: it has none of them.
+    """
+    options = check.options
+    there = [name for name in options.models if (options.bundle / f"{name}.zip").exists()]
+    for name in options.models:
+        if name not in there:
+            check.say(f"{name}: left out, since {options.bundle} has no {name}.zip")
+    if not there:
+        raise DataError(
+            found=f"none of {', '.join(options.models)} in {options.bundle}",
+            expected="the bundle of a model",
+            fix="write it with `python -m benchmarks.gpu bundle`, or put its parts together with `... join`",
+        )
+    return there
 
 
 def measure_limits(check: Check) -> None:

@@ -29,20 +29,23 @@ HEAD = (
 )
 
 
-def render(figures: dict[str, Any], *, rehearsal: bool = False) -> str:
-    """The Markdown of a file of results.
+def refuse_rehearsal(figures: dict[str, Any], *, allowed: bool) -> None:
+    """Refuse the file of a rehearsal where none was asked for.
 
     Raises:
-        DataError: it is a rehearsal, and none was asked for.
+        DataError: it is one, and is not allowed.
     """
-    if figures["rehearsal"] and not rehearsal:
+    if figures["rehearsal"] and not allowed:
         raise DataError(
             found="the file of a rehearsal, whose figures are those of a processor",
             expected="figures of a GPU",
             fix="run the check on a machine with a GPU; --rehearsal shows the file as what it is",
         )
-    parts = ["**A rehearsal on a processor: no figure here is one of a GPU.**"] if figures["rehearsal"] else []
-    parts += [machine(figures), ceilings(figures)]
+
+
+def render(figures: dict[str, Any]) -> str:
+    """The Markdown of a file of results."""
+    parts = [machine(figures), ceilings(figures)]
     for model in dict.fromkeys([*figures["models"], *(key.split("/")[1] for key in figures["cells"])]):
         about = figures["models"].get(model, {})
         if REFUSED not in about:
@@ -51,12 +54,15 @@ def render(figures: dict[str, Any], *, rehearsal: bool = False) -> str:
 
 
 def machine(figures: dict[str, Any]) -> str:
-    """The device, its processor, versions and days in a sentence."""
+    """The device, its processor, versions and days in a sentence, after a warning if it is a processor that rehearsed."""
     inventory = figures["inventory"]
     versions = ", ".join(f"{name} {version}" for name, version in inventory["versions"].items())
     days = ", ".join(sorted({part["started"][:10] for part in figures["parts"]}))
     drivers = ", ".join(sorted({part["driver"] for part in figures["parts"] if part.get("driver")})) or "unknown"
-    machine = f"{inventory['device']}, driver {drivers}; {inventory['cpu']}, {inventory['cores']} cores; {versions}"
+    warning = "**A rehearsal on a processor: no figure here is one of a GPU.**\n\n" if figures["rehearsal"] else ""
+    machine = (
+        f"{warning}{inventory['device']}, driver {drivers}; {inventory['cpu']}, {inventory['cores']} cores; {versions}"
+    )
     return f"{machine}. Measured on {days}."
 
 

@@ -16,7 +16,7 @@ from gpu.forms import RECIPES, TARGET, compile_form, describe_package, export_pr
 from gpu.inventory import versions
 from gpu.modules import build_module
 from gpu.record import REFUSED, Results
-from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, end, interval, measure_limits
+from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, end, interval, measure_limits, packed
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
@@ -37,7 +37,7 @@ def run_torch(options: Options, results: Results, say: Any) -> int:
     check = Check(options, results, say)
     part = begin(check, (CEILINGS, TARGET))
     measure_limits(check)
-    for name in options.models:
+    for name in packed(check):
         bundle = unpack(options.bundle / f"{name}.zip", options.work / "bundles", with_onnx=False)
         if options.rehearsal:
             bundle = bundle.shortened(REHEARSED)
@@ -59,13 +59,14 @@ def _measure_model(check: Check, bundle: Bundle, device: str) -> None:
 
         return check.figure("artifacts", f"{TARGET}/{bundle.notes.name}/{label}", describe)
 
-    # All small batches before the large ones: a run that is cut off has some of each model.
-    made = {label: artifact(label) for label in RECIPES}
-    for batch in check.options.batches or BATCHES:
-        for label, found in made.items():
+    # One compilation and its timings at a time: a run that is cut off has figures of the first forms.
+    made: dict[str, Any] = {label: artifact(label) for label in (FLOAT, HALF)}
+    for label in check.options.forms or RECIPES:
+        made[label] = found = made.get(label) or artifact(label)
+        for batch in check.options.batches or BATCHES:
             if found is None or made[HALF] is None:
                 continue
-            against = FLOAT if label == HALF or REFUSED in (made[HALF] or {}) else HALF
+            against = FLOAT if label == HALF or REFUSED in made[HALF] else HALF
 
             def cell(
                 label: str = label, found: Any = found, against: str = against, batch: int = batch

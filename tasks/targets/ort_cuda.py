@@ -28,7 +28,9 @@ _NO_PAIRS = (
 def _session(
     _candidate: Candidate, threads: int, libraries: Libraries, provider_options: Mapping[str, str]
 ) -> SessionSettings:
-    return SessionSettings(CUDA_PROVIDER, threads, libraries=libraries, provider_options=dict(provider_options))
+    # The runtime's own default, named: an environment variable or another version must not change what was approved.
+    options = {"use_tf32": "1"} | dict(provider_options)
+    return SessionSettings(CUDA_PROVIDER, threads, libraries=libraries, provider_options=options)
 
 
 def _availability(providers: Collection[str]) -> Availability:

@@ -104,10 +104,25 @@ def records_of(request: Callable[[], Any]) -> list[dict[str, Any]]:
                 "kind": kind_of(event.name),
                 "within": sorted({kind for kind in within if kind}),
                 "microseconds": sum(time for _, time in kernels) if kernels else event.cpu_time_total,
-                "kernels": [name for name, _ in kernels],
+                "kernels": [short for name, _ in kernels if (short := kernel_name(name))],
             }
         )
     return records
+
+
+def kernel_name(name: str) -> str:
+    """Return the name of a GPU's kernel without its types and arguments; empty for a copy or fill of memory.
+
+    >>> [kernel_name(name) for name in ("void at::native::mul<int, 8>(int*)", "nvjet_sm90_tst_64x8", "Memset (Device)")]
+    ['at::native::mul', 'nvjet_sm90_tst_64x8', '']
+    >>> kernel_name("std::enable_if<true, void>::type internal::gemvx::kernel<int, float>(int)")
+    'internal::gemvx::kernel'
+    """
+    if name.startswith(("Memset", "Memcpy")):
+        return ""
+    while (plain := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
+        name = plain
+    return name.split()[-1] if name.split() else ""
 
 
 def _parents(event: Any) -> Iterable[Any]:

@@ -1,10 +1,23 @@
 #!/usr/bin/env bash
-# Checks quantgate on this machine's GPU: `infra/gpu_check.sh [BUNDLE] [ARGUMENTS OF gpu_check run]`; docs/gpu.md. First what
-# PyTorch alone can show, unless `--only` asks for other parts; then the rest, in an environment of its own.
+# One part of the full check of this machine's GPU: `infra/gpu_full.sh PART [BUNDLE] [ARGUMENTS]`; docs/gpu.md. Each part ends
+# within ten minutes, goes on where its last call stopped, and needs none of the others.
+#   PART    torch: the target torch-cuda with the trained models; runtimes: ONNX Runtime, TensorRT and PyTorch's modes, in an
+#           environment of its own; whole: the tests of the device, with a run that promotes, in the environment of `make`;
+#           all: one after the other, each until it is complete
 #   BUNDLE  the folder of models (.quantgate/gpu-check/bundle)
 #   PYTHON  a Python with PyTorch (python3)        WHEELS  a folder of wheels, for a machine without a network
 #   VENV    the environment to make (.quantgate/gpu-check/venv)
 set -euo pipefail
+part=${1:-all}
+[ $# -eq 0 ] || shift
+if [ "$part" = all ]; then
+  code=0
+  for each in torch runtimes whole; do
+    while "$0" "$each" "$@" && found=0 || found=$?; [ "$found" = 3 ]; do :; done
+    [ "$found" = 0 ] || code=$found
+  done
+  exit "$code"
+fi
 bundle=$(dirname "$0")/../.quantgate/gpu-check/bundle
 if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
   bundle=$1
@@ -16,6 +29,9 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=$(realpath -m "${VENV:-.quantgate/gpu-check/venv}")
 
+if [ "$part" = whole ]; then
+  exec .venv/bin/pytest -m gpu
+fi
 compgen -G "$bundle/*.zip*" >/dev/null || {
   echo "found: no models in $bundle; expected: what \`python -m benchmarks.gpu bundle FOLDER\` writes where quantgate is" \
     "installed with its demo; fix: write it there, and name the folder" >&2
@@ -26,10 +42,13 @@ compgen -G "$bundle/*.zip*" >/dev/null || {
   exit 1
 }
 "$python" -m benchmarks.gpu join "$bundle"
-case " $* " in
-  *" --only "*) ;;
-  # Code 3: the time did not reach for all; the next run goes on.
-  *) "$python" -m benchmarks.gpu torch "$bundle" "$@" || [ $? = 3 ] ;;
+case $part in
+  torch) exec "$python" -m benchmarks.gpu torch "$bundle" "$@" ;;
+  runtimes) ;;
+  *)
+    echo "found: the part $part; expected: torch, runtimes, whole or all; fix: name one of them" >&2
+    exit 2
+    ;;
 esac
 # Not `--system-site-packages`: from within another virtual environment that would show the packages of neither. Each package of
 # that Python is linked, but for a build of ONNX Runtime without the GPU, whose files and ours would be in each other's place.
