@@ -15,6 +15,7 @@ _PROBE = """
 extern "C" int probe() { return std::regex_match(std::string("cuda:0"), std::regex("(cpu|cuda)(:([0-9]+))?")) ? 0 : 1; }
 """
 _PATIENCE_SECONDS = 120.0
+SYSTEM = "/usr/bin/g++"
 
 
 def choose_compiler() -> str | None:
@@ -22,7 +23,7 @@ def choose_compiler() -> str | None:
 
     None, and CXX as it was, if there is no such compiler.
     """
-    known = [shutil.which(name) for name in ("/usr/bin/g++", os.environ.get("CXX", "g++"), "g++") if name]
+    known = [shutil.which(name) for name in (SYSTEM, os.environ.get("CXX", "g++"), "g++") if name]
     for compiler in dict.fromkeys(one for one in known if one):
         if _works(compiler):
             os.environ["CXX"] = compiler

@@ -36,12 +36,12 @@ class Seeded:
         import torch
 
         # On the processor whatever the default device: another device draws other numbers from the seed.
-        draw = torch.Generator().manual_seed(SEED)
+        torch.manual_seed(SEED)
         with torch.device("cpu"):
             module = self._module()
         for parameter in module.parameters():
             if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=DEVIATION, generator=draw)
+                torch.nn.init.normal_(parameter, std=DEVIATION)
         return module.eval().requires_grad_(False)
 
     def _module(self) -> nn.Module:

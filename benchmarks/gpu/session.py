@@ -91,7 +91,7 @@ class Check:
 
     def add(self, section: str, key: str, found: dict[str, Any]) -> None:
         """Put a figure into the file, with the part that it is of, and tell it."""
-        self.results.put(section, key, found | {"part": self.part})
+        self.results.put(section, key, found | ({"part": self.part} if self.part else {}))
         self.say(f"{time.monotonic() - self.started:5.0f} s  {section} {key}: {told(found)}")
 
 

@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.apart import apart
+import torch
+from dying import count_and_die
+from gpu.apart import apart, each_apart
+from gpu.first_table import floor_ms, render_first
+from gpu.forms import RECIPES
+from gpu.host_compiler import choose_compiler
+from gpu.parts import part_bytes
 from gpu.record import Results, merge, read, results_path
-from gpu.session import Check, Options
-from gpu.table import render
-from gpu.torch_cuda import RECIPES
+from gpu.seeded import MODELS, Seeded, small
+from gpu.session import Check, Options, packed
+from gpu.table import refuse_rehearsal, render
 from gpu.trtexec import command, measure_trtexec, parse
 from gpu.wheels import REQUIREMENTS
 
@@ -26,7 +32,7 @@ from validators.job.candidate_name import decode
 from validators.targets import facts_of
 
 ROOT = Path(__file__).parents[3]
-INVENTORY = {"device": "NVIDIA H200 cc9.0 driver 580", "cpu": "c", "cores": 16, "versions": {"torch": "2"}}
+INVENTORY = {"device": "NVIDIA H200 cc9.0", "cpu": "c", "cores": 16, "versions": {"torch": "2"}}
 INVENTORY["gpu"] = {"name": "NVIDIA H200", "compute_capability": "9.0"}
 FAILED = {"refused": {"kind": "infrastructure", "reason": "the process died"}}
 UNSUPPORTED = {"refused": {"kind": "unsupported", "reason": "no kernels"}}
@@ -46,7 +52,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     for key, figure in (("a", {"p50_ms": 1.0}), ("b", FAILED), ("c", UNSUPPORTED)):
         results.put("cells", key, figure)
     asked: list[str] = []
-    check = Check(Options(tmp_path, tmp_path), Results(path, INVENTORY, rehearsal=False), lambda _: None)
+    check = Check(Options(tmp_path), Results(path, INVENTORY, rehearsal=False), lambda _: None)
     for key in "abcd":
         check.figure("cells", key, lambda key=key: asked.append(key) or {"p50_ms": 2.0})
     assert asked == ["b", "d"]
@@ -66,7 +72,7 @@ def test_a_refusal_is_a_figure_and_an_error_of_ours_is_told_in_full(
     def refuse() -> dict[str, Any]:
         raise CandidateRefused(kind="unsupported", found="f", expected="e", fix="x")
 
-    check = Check(Options(tmp_path, tmp_path), Results(tmp_path / "r.json", INVENTORY, rehearsal=False), lambda _: None)
+    check = Check(Options(tmp_path), Results(tmp_path / "r.json", INVENTORY, rehearsal=False), lambda _: None)
     assert check.figure("cells", "a", refuse) == {"refused": {"kind": "unsupported", "reason": "f; expected e; x"}}
     found = check.figure("cells", "b", lambda: {"p50_ms": 1 / 0})
     assert found is not None and found["refused"]["kind"] == "infrastructure"
@@ -76,7 +82,7 @@ def test_a_refusal_is_a_figure_and_an_error_of_ours_is_told_in_full(
 
 def test_nothing_is_begun_that_would_not_end_in_time(tmp_path: Path) -> None:
     check = Check(
-        Options(tmp_path, tmp_path, seconds=100.0),
+        Options(tmp_path, seconds=100.0),
         Results(tmp_path / "r.json", INVENTORY, rehearsal=False),
         lambda _: None,
     )
@@ -102,7 +108,9 @@ def test_files_of_one_gpu_are_merged_by_key(tmp_path: Path) -> None:
     assert merged["parts"] == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("changes", [{"rehearsal": True}, {"inventory": INVENTORY | {"device": "another"}}])
+@pytest.mark.parametrize(
+    "changes", [{"rehearsal": True}, {"inventory": INVENTORY | {"device": "another"}}, {"check": "gpu-first"}]
+)
 def test_figures_of_two_machines_are_not_mixed(changes: dict[str, Any], tmp_path: Path) -> None:
     one, other = write(tmp_path / "1.json", {}), write(tmp_path / "2.json", {}, **changes)
     with pytest.raises(DataError, match="in one file"):
@@ -122,7 +130,7 @@ def test_the_newest_file_of_the_gpu_is_gone_on_with(tmp_path: Path) -> None:
         (tmp_path / f"gpu_nvidia-h200_cc9.0_{day}.json").touch()
     (tmp_path / "gpu_nvidia-h100_cc9.0_2026-02-01.json").touch()
     assert results_path(tmp_path, INVENTORY, rehearsal=False).name == "gpu_nvidia-h200_cc9.0_2026-01-03.json"
-    assert results_path(tmp_path, INVENTORY, rehearsal=True).name.startswith("rehearsal_")
+    assert results_path(tmp_path, INVENTORY, rehearsal=True).name.startswith("gpu_rehearsal_")
 
 
 MODEL = {
@@ -156,9 +164,10 @@ def figures_of(**changes: Any) -> dict[str, Any]:
     key = "tensorrt/text/int8-static-minmax-pc"
     return {
         "schema": 1,
+        "check": "gpu",
         "rehearsal": False,
         "inventory": INVENTORY,
-        "parts": [{"started": "2026-01-02T10:00:00+0000"}],
+        "parts": [{"started": "2026-01-02T10:00:00+0000", "driver": "580"}, {"started": "2026-01-02T11:00:00+0000"}],
         "ceilings": {"copy": {"gb_per_s": 4000.0}, "int8": {"tflop_per_s": 800.0}, "fp8": UNSUPPORTED},
         "models": {"text": MODEL},
         "artifacts": {key: ARTIFACT},
@@ -189,7 +198,7 @@ def test_the_table_has_each_figure_beside_its_limit() -> None:
     head = next(line for line in text.splitlines() if line.startswith("| runtime"))
     assert head.count("|") == row.count("|")
     assert "`fp8`, `ort-cuda/text/b8/int8-x`: unsupported: no kernels" in text
-    assert "NVIDIA H200 cc9.0 driver 580" in text and "2026-01-02" in text
+    assert "NVIDIA H200 cc9.0, driver 580" in text and "2026-01-02" in text
 
 
 def test_a_figure_that_is_missing_is_told_as_such() -> None:
@@ -201,8 +210,9 @@ def test_a_figure_that_is_missing_is_told_as_such() -> None:
 
 def test_a_rehearsal_is_no_table_of_a_gpu() -> None:
     with pytest.raises(DataError, match="rehearsal"):
-        render(figures_of(rehearsal=True))
-    assert render(figures_of(rehearsal=True), rehearsal=True).startswith("**A rehearsal on a processor")
+        refuse_rehearsal(figures_of(rehearsal=True), allowed=False)
+    refuse_rehearsal(figures_of(rehearsal=True), allowed=True)
+    assert render(figures_of(rehearsal=True)).startswith("**A rehearsal on a processor")
 
 
 # Written after the documented form of the summary (TensorRT's samples/trtexec/README.md): no output of the program was at hand.
@@ -251,6 +261,130 @@ def test_a_process_apart_answers_raises_or_is_given_up() -> None:
         apart(divmod, 1, 0, seconds=60)
     with pytest.raises(InfrastructureError, match="exit code 7"):
         apart(sys.exit, 7, seconds=60)
+
+
+def test_figures_of_a_process_that_dies_are_kept() -> None:
+    """Each is yielded as soon as it is there, and its error after them."""
+    figures = each_apart(count_and_die, 2, seconds=60)
+    assert [next(figures), next(figures)] == [0, 1]
+    with pytest.raises(InfrastructureError, match="of count_and_die ended with exit code 7"):
+        next(figures)
+
+
+def test_an_earlier_file_is_gone_on_with_and_left_as_it_is(tmp_path: Path) -> None:
+    """As on a machine whose output folder is empty, with the results of the first one in the tree."""
+    earlier = write(tmp_path / "1.json", {"a": {"p50_ms": 1.0}}, parts=[{"started": "then", "driver": "1"}])
+    content = earlier.read_bytes()
+    results = Results(tmp_path / "out" / "2.json", INVENTORY, rehearsal=False, earlier=earlier)
+    results.put("cells", "b", {"p50_ms": 2.0})
+    assert set(read(tmp_path / "out" / "2.json")["cells"]) == {"a", "b"} and earlier.read_bytes() == content
+    assert results.figures["parts"] == [{"started": "then", "driver": "1"}]
+
+
+def test_models_without_an_archive_are_left_out_by_name(tmp_path: Path) -> None:
+    (tmp_path / "image.zip").touch()
+    said: list[str] = []
+    results = Results(tmp_path / "r.json", INVENTORY, rehearsal=False)
+    assert packed(Check(Options(tmp_path, bundle=tmp_path), results, said.append)) == ["image"]
+    assert [line.partition(":")[0] for line in said] == ["text", "language"]
+    (tmp_path / "image.zip").unlink()
+    with pytest.raises(DataError, match="none of text, image, language"):
+        packed(Check(Options(tmp_path, bundle=tmp_path), results, said.append))
+
+
+def test_a_part_fits_beside_the_tree() -> None:
+    """What is carried to a borrowed machine is the tree and one part, 64 MiB together; ignored files stay behind."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    tree = sum((ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file())
+    assert tree < 20 << 20, "a borrowed machine gets the tree with each command"
+    assert 0 < part_bytes() <= (64 << 20) - tree - (1 << 20)
+
+
+def test_the_script_names_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "text.zip").touch()
+    script = ROOT / "infra" / "gpu_full.sh"
+    told = os.environ | {"PYTHON": sys.executable}
+    run = subprocess.run([str(script), "halves", str(tmp_path)], env=told, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "expected: torch, runtimes, whole or all" in run.stderr
+
+
+FIRST = {
+    "check": "gpu-first",
+    "ceilings": {
+        "copy": {"gb_per_s": 4000.0},
+        "bfloat16": {"tflop_per_s": 800.0},
+        "fp8": {"tflop_per_s": 1600.0},
+        "graph_kernel": {"us": 1.0},
+    },
+    "models": {"encoder": {"about": "small", "product_weights": 4_000_000}},
+    "artifacts": {
+        "torch-cuda/encoder/bf16": {"macs_a_sample": 10**9, "coverage": {"low": 0.0}},
+        "torch-cuda/encoder/fp8-amax-pc": {"macs_a_sample": 10**9, "coverage": {"low": 0.5}, "relative_error": 0.031},
+    },
+}
+
+
+def test_the_least_time_is_that_of_products_or_of_weights() -> None:
+    """By hand: 2 x 10^9 operations a sample at 800 TFLOP/s, or half of them at 1,600; 4 or 8 MB at 4,000 GB/s."""
+    figures = figures_of(**FIRST)
+    assert floor_ms(figures, "encoder", "bf16", 8) == (pytest.approx(0.02), "products")
+    assert floor_ms(figures, "encoder", "fp8-amax-pc", 8) == (pytest.approx(0.015), "products")
+    # At one sample 8 MB take 0.0020 ms, and the operations 0.0025; in FP8 4 MB take 0.0010 and the operations 0.001875.
+    assert floor_ms(figures, "encoder", "bf16", 1) == (pytest.approx(0.0025), "products")
+    figures["models"]["encoder"]["product_weights"] = 40_000_000
+    assert floor_ms(figures, "encoder", "fp8-amax-pc", 1) == (pytest.approx(0.01), "weights")
+    assert floor_ms(figures, "encoder", "int8-dynamic-pc", 1) is None
+
+
+def test_the_table_of_first_contact_has_the_least_time_and_refusals() -> None:
+    timed = {"p50_ms": 0.03, "against": "bf16", "speedup": {"value": 1.2, "low": 1.1, "high": 1.3}}
+    cells = {"torch-cuda/encoder/b8/fp8-amax-pc": timed, "torch-cuda/encoder/b1/int8-dynamic-pc": UNSUPPORTED}
+    text = render_first(figures_of(**FIRST, cells=cells))
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    assert rows[2][:3] == ["1", "`int8-dynamic-pc`", "refused"]
+    assert rows[3] == [
+        "8",
+        "`fp8-amax-pc`",
+        "0.03",
+        "1.20 [1.10, 1.30]",
+        "1.33",
+        "0.015 (50%)",
+        "products",
+        "50%",
+        "3.1e-02",
+    ]
+    assert len({len(row) for row in rows}) == 1
+    assert "unsupported: no kernels" in text and "A100" in text
+
+
+@pytest.mark.parametrize("model", [small(model) for model in MODELS], ids=lambda model: model.name)
+def test_a_seeded_model_is_the_same_everywhere_and_answers_its_requests(model: Seeded) -> None:
+    """Another default device draws other numbers from a seed, so that answers could not be compared."""
+    first = model.build()
+    with torch.device("meta"):
+        again = model.build()
+    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
+    with torch.inference_mode():
+        answer = first(*(torch.from_numpy(array) for array in model.request(3).values()))
+    assert answer.shape[0] == 3 and bool(torch.isfinite(answer).all())
+    assert 0 < model.product_weights() <= sum(one.numel() for one in first.parameters())
+
+
+def test_a_compiler_whose_code_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CXX names one that makes a library without the probe; the system's is taken, or none."""
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setattr("gpu.host_compiler.SYSTEM", str(tmp_path / "absent"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose_compiler() is None and os.environ["CXX"] == str(broken)
+    monkeypatch.undo()
+    monkeypatch.setenv("CXX", str(broken))
+    found = choose_compiler()
+    assert found is None or (found != str(broken) and os.environ["CXX"] == found)
 
 
 def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -314,10 +448,10 @@ def test_nothing_is_imported_that_its_requirements_do_not_bring() -> None:
 @pytest.mark.parametrize("given", [[], ["absent"], ["--models", "text"]])
 def test_the_script_says_what_it_lacks(given: list[str], tmp_path: Path) -> None:
     """A copy of it, in a tree without models: no environment is made, nothing is fetched."""
-    script = tmp_path / "infra" / "gpu_check.sh"
+    script = tmp_path / "infra" / "gpu_full.sh"
     script.parent.mkdir()
-    shutil.copy(ROOT / "infra" / "gpu_check.sh", script)
-    run = subprocess.run([str(script), *given], capture_output=True, text=True, check=False)
+    shutil.copy(ROOT / "infra" / "gpu_full.sh", script)
+    run = subprocess.run([str(script), "runtimes", *given], capture_output=True, text=True, check=False)
     assert run.returncode == 2 and run.stderr.startswith("found: no models in ") and "fix: " in run.stderr
     assert ("/absent;" if given == ["absent"] else "/.quantgate/gpu-check/bundle;") in run.stderr
     assert not (tmp_path / ".quantgate").exists()
@@ -342,9 +476,9 @@ def test_libraries_of_cuda_13_are_installed_beside_another_pytorch(cuda: str, br
     python.chmod(0o755)
     (tmp_path / "models.zip").touch()
     told = {"PYTHON": str(python), "VENV": str(tmp_path / "venv"), "CUDA": cuda, "ASKED": str(asked)}
-    script = ROOT / "infra" / "gpu_check.sh"
+    script = ROOT / "infra" / "gpu_full.sh"
     run = subprocess.run(
-        [str(script), str(tmp_path)], env=os.environ | told, capture_output=True, text=True, check=False
+        [str(script), "runtimes", str(tmp_path)], env=os.environ | told, capture_output=True, text=True, check=False
     )
     assert run.returncode == 9, run.stderr
     words = asked.read_text(encoding="utf-8").split()

@@ -187,9 +187,11 @@ def test_what_nothing_here_runs_is_made_and_not_measured(tiny: Tiny, tmp_path: P
 
 
 def test_options_go_to_the_providers_that_have_them() -> None:
+    """What float32 is multiplied in is named on the CUDA provider, and a job's own option wins."""
     options = {"device_id": "1"}
     taken = {
         target: session_settings(decode(f"int8-static-minmax-pc@{target}"), 1, (), options).provider_options
         for target in ("ort-cpu", "ort-cuda", "tensorrt")
     }
-    assert taken == {"ort-cpu": {}, "ort-cuda": options, "tensorrt": {}}
+    assert taken == {"ort-cpu": {}, "ort-cuda": {"use_tf32": "1"} | options, "tensorrt": {}}
+    assert session_settings(decode("fp16@ort-cuda"), 1, (), {"use_tf32": "0"}).provider_options == {"use_tf32": "0"}
