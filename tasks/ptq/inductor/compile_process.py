@@ -38,6 +38,13 @@ def main(order: dict[str, Any]) -> None:
     answer.write_text(json.dumps(told), encoding="utf-8")
 
 
+def _device(name: str) -> Any:
+    """Return a torch device with its index: a program asserts the devices of its tensors, and theirs have one."""
+    import torch
+
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
 def _load(order: dict[str, Any]) -> None:
     from tasks.runtimes.inductor.package import InductorModel
 
@@ -60,11 +67,9 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")  # of torch about itself
     torch.set_num_threads(order["threads"])
-    device = torch.device(order["device"])
+    device = _device(order["device"])
     program = load_program(Path(order["program"]))
     if device.type == "cuda":
-        # With its index: the program asserts the devices of its tensors, and theirs have one.
-        device = torch.device("cuda", torch.cuda.current_device())
         program = move_to_device_pass(program, str(device))
     batches = [tuple(tensor.to(device) for tensor in _tensors(path, order["inputs"])) for path in order["batches"]]
     axes = programs.dynamic_axes(program)

@@ -1,0 +1,66 @@
+"""The compiling process of TorchInductor: its device, its answer where a package crashes, and what it asks of the compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.ptq.inductor import compile_process, programs
+from tasks.runtimes.confined import confined_environment
+
+
+def test_gpu_has_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200, torch refused a program that was moved to `cuda`, whose tensors were on `cuda:0`."""
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 2)
+    assert str(compile_process._device("cuda")) == "cuda:2" and str(compile_process._device("cpu")) == "cpu"
+
+
+def test_package_that_crashes_when_loaded_leaves_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The crash ends the process, as an interrupt does here; a package that loads leaves what was made."""
+    order = {"folder": str(tmp_path), "written_bytes": 1}
+    monkeypatch.setattr(compile_process, "confine", lambda _: None)
+    monkeypatch.setattr(compile_process, "_compile", lambda _: {"seconds": 1.0, "changes": {}})
+    monkeypatch.setenv("CXX", "/opt/other/g++")
+
+    def crash(_: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_process, "_load", crash)
+    with pytest.raises(KeyboardInterrupt):
+        compile_process.main(order)
+    told = json.loads((tmp_path / compile_process.ANSWER).read_text(encoding="utf-8"))
+    assert "crashes when it is loaded. /opt/other/g++ compiled it" in told["error"] and "set CXX" in told["error"]
+    monkeypatch.setattr(compile_process, "_load", lambda _: None)
+    compile_process.main(order)
+    told = json.loads((tmp_path / compile_process.ANSWER).read_text(encoding="utf-8"))
+    assert told == {"seconds": 1.0, "changes": {}}
+
+
+# Of torch about itself.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+@pytest.mark.parametrize("autotunes", [False, True])
+def test_generated_kernels_compete_where_asked(autotunes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = programs.export(programs.Flat(_linear()), (torch.zeros(2, 4),), [{}])
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "torch._inductor.aoti_compile_and_package", lambda *_, inductor_configs, **__: asked.update(inductor_configs)
+    )
+    order = {"package": "model.pt2", "inputs": ["x"], "outputs": ["y"]}
+    compile_process.write_package(exported, order, records_kernels=True, autotunes=autotunes)
+    assert asked["max_autotune_gemm"] is autotunes and asked["cpp.enable_kernel_profile"] is True
+
+
+def _linear() -> torch.export.ExportedProgram:
+    return torch.export.export(torch.nn.Linear(4, 4), (torch.zeros(2, 4),))
+
+
+def test_linker_of_a_gpu_finds_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of CUDA name the folder of `libcuda`'s stub in LIBRARY_PATH, and the toolkit in CUDA_HOME or CUDA_PATH."""
+    for name in ("LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.setenv(name, "/usr/local/cuda")
+    kept = confined_environment(tmp_path)
+    assert {kept[name] for name in ("LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")} == {"/usr/local/cuda"}
