@@ -14,6 +14,8 @@ from typing import Any, get_args
 import pytest
 import typer
 from docs_pages import ROOT, pages
+from gpu.first import REFERENCE
+from gpu.first_table import floor_ms
 
 from flows.cli.app import app
 from flows.docs.reference import PAGES
@@ -194,12 +196,37 @@ def fallbacks() -> Iterator[str]:
         yield " | ".join([f"| {name}", *shares, ", ".join(row["kernels"])]).replace("%", " %") + " |"
 
 
+FIRST_CONTACT = "gpu-first_nvidia-h200_cc9.0_2026-11-26"
+
+
+def first_contact() -> Iterator[str]:
+    figures = result(FIRST_CONTACT)
+    for model in ("encoder", "encoder-wide", "decoder"):
+        for form in ("fp16", "fp8-amax-pc", "int8-dynamic-pc", "int4-g128-rtn"):
+            ratios = [
+                figures["cells"][f"torch-cuda/{model}/b{batch}/{form}"]["speedup"]["value"] for batch in (1, 8, 32, 128)
+            ]
+            low = figures["artifacts"][f"torch-cuda/{model}/{form}"]["coverage"]["low"]
+            floors = [[floor_ms(figures, model, label, batch) for label in (REFERENCE, form)] for batch in (1, 32)]
+            most = [one[0] / other[0] for one, other in floors if one and other]
+            cells = [model, f"`{form}`", f"{low:.0%}", *(f"{ratio:.2f}x" for ratio in ratios)]
+            yield f"| {' | '.join(cells)} | {' / '.join(f'{ratio:.2f}x' for ratio in most)} |"
+    for model in ("encoder", "encoder-wide"):
+        for form in ("bf16", "fp8-amax-pc", "int8-dynamic-pc"):
+            times = figures["artifacts"][f"torch-cuda/{model}/{form}"]["coverage"]["us_by_kernel"]
+            other = times.pop("generated code and other kernels of torch")
+            yield f"| {model} | `{form}` | {sum(times.values()):.0f} | {other:.0f} |"
+    twice = [cell["speedup"]["value"] for key, cell in figures["cells"].items() if key.endswith("/bf16")]
+    yield f"gave {min(twice):.3f} to {max(twice):.3f}:"
+
+
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
         ("docs/how-the-gate-decides.md", [*decisions(), *timings()]),
         ("docs/how-calibration-is-judged.md", list(drifts())),
         ("docs/low-precision.md", [*speeds(), *fallbacks()]),
+        ("docs/gpu.md", list(first_contact())),
     ],
 )
 def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> None:
@@ -207,6 +234,41 @@ def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> Non
     text = " ".join(pages()[page].split("\n"))
     assert len(rows) > 6
     assert [row for row in rows if row not in text] == []
+
+
+# The forms of a row of the README's table.
+FORMS = {
+    "fp32, fused": "fp32",
+    "INT8 static": "int8-static",
+    "INT8 dynamic": "int8-dynamic",
+    "INT4 weight-only": "int4",
+    "FP8 E4M3": "fp8",
+    "fp16": "fp16",
+    "bf16": "bf16",
+}
+
+
+def test_a_form_is_timed_on_a_gpu_only_where_a_file_says_so() -> None:
+    """The column of `torch-cuda` has the GPU and the day of each form with a time; no other target has one."""
+    files = {path.stem: result(path.stem) for path in RESULTS.glob("gpu*.json")}
+    timed = {
+        (key.split("/")[0], key.split("/")[3]): (name, figures)
+        for name, figures in files.items()
+        for key, cell in figures["cells"].items()
+        if "p50_ms" in cell
+    }
+    table = pages()["README.md"].split("## What runs where\n\n")[1].split("\n\n")[0].splitlines()
+    targets = [cell.strip(" `") for cell in table[0].strip("|").split("|")]
+    for line in table[2:]:
+        row, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        for target, cell in zip(targets[1:], cells, strict=True):
+            found = [
+                of for (of_target, form), of in timed.items() if of_target == target and form.startswith(FORMS[row])
+            ]
+            said = {
+                f"timed ({of['inventory']['gpu']['name'].removeprefix('NVIDIA ')}, {name[-10:]})" for name, of in found
+            }
+            assert {cell} == said if found else "timed" not in cell, (target, row)
 
 
 def test_the_demo_has_one_set_of_figures() -> None:
