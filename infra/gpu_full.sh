@@ -30,7 +30,11 @@ python=${PYTHON:-python3}
 venv=$(realpath -m "${VENV:-.quantgate/gpu-check/venv}")
 
 if [ "$part" = whole ]; then
-  exec .venv/bin/pytest -m gpu
+  [ -x .venv/bin/pytest ] || {
+    echo "found: no .venv; expected: the environment of make, with a CUDA build of PyTorch; fix: make .venv/.ready" >&2
+    exit 2
+  }
+  exec .venv/bin/pytest -m gpu tests/unit/benchmarks/test_gpu_device.py tests/system/test_torch_inductor.py
 fi
 compgen -G "$bundle/*.zip*" >/dev/null || {
   echo "found: no models in $bundle; expected: what \`python -m benchmarks.gpu bundle FOLDER\` writes where quantgate is" \

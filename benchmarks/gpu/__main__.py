@@ -96,21 +96,11 @@ def _first(options: argparse.Namespace) -> int:
     from gpu.first import run_first
     from gpu.first_table import render_first
     from gpu.inventory import describe_by_torch
-    from gpu.session import Options
+    from gpu.record import read
 
     results = _results(options, describe_by_torch, "gpu-first")
-    wanted = Options(
-        work=options.work,
-        models=options.models,
-        forms=options.forms,
-        batches=options.batches,
-        seconds=options.seconds,
-        block_seconds=options.block_seconds,
-        again=options.again,
-        rehearsal=options.provider == "cpu",
-    )
-    left = run_first(wanted, results, lambda line: print(line, flush=True))
-    told = render_first(results.figures)
+    left = run_first(_wanted(options), results, lambda line: print(line, flush=True))
+    told = render_first(read(results.path))
     results.path.with_suffix(".md").write_text(f"{told}\n", encoding="utf-8")
     print(f"\n{told}\n")
     return _ended(results, left)
@@ -124,23 +114,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], run: Callable[..., int]) -> int:
+    results = _results(options, describe, "gpu")
+    wanted = _wanted(options, bundle=options.bundle, parts=options.only, launches=options.launches)
+    return _ended(results, run(wanted, results, lambda line: print(line, flush=True)))
+
+
+def _wanted(options: argparse.Namespace, **more: Any) -> Any:
     from gpu.session import Options
 
-    results = _results(options, describe, "gpu")
-    wanted = Options(
-        bundle=options.bundle,
+    return Options(
         work=options.work,
-        parts=options.only,
         models=options.models,
         forms=options.forms,
         batches=options.batches,
         seconds=options.seconds,
-        launches=options.launches,
         block_seconds=options.block_seconds,
         again=options.again,
         rehearsal=options.provider == "cpu",
+        **more,
     )
-    return _ended(results, run(wanted, results, lambda line: print(line, flush=True)))
 
 
 def _results(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], check: str) -> Any:

@@ -65,9 +65,7 @@ def run_first(options: Options, results: Results, say: Callable[[str], None]) ->
                 _time(check, model, label, artifact)
             longest = max(longest, time.monotonic() - begun)
             if not any("p50_ms" in cell for cell in results.figures["cells"].values()):
-                say(
-                    "no form of the first ones could be timed: stopped, so that the rest of the machine's time is not lost"
-                )
+                say("none of the first forms could be timed: stopped, to keep the machine's time")
                 check.left += sum(len(_missing(check, *one)) for one in wanted[start + at_once :])
                 break
     return end(check, part)
@@ -82,9 +80,20 @@ def _wanted(check: Check) -> Sequence[tuple[Seeded, str]]:
     for forms in FORMS:
         for model in models:
             for label in forms:
-                if label in (check.options.forms or forms) and _missing(check, model, label):
+                if label in (check.options.forms or forms) and _is_wanted(check, model, label):
                     wanted += [(model, REFERENCE), (model, label)]
     return [one for index, one in enumerate(wanted) if one not in wanted[:index]]
+
+
+def _is_wanted(check: Check, model: Seeded, label: str) -> bool:
+    """Return True if a cell is missing, or a form that was timed was not compared with the float model."""
+    known = check.results.figures["artifacts"].get(_key(model, label), {REFUSED: {}})
+    return bool(_missing(check, model, label)) or (REFUSED not in known and not _is_described(check, model, label))
+
+
+def _is_described(check: Check, model: Seeded, label: str) -> bool:
+    known = check.results.figures["artifacts"].get(_key(model, label), {})
+    return "relative_error" in known and "coverage" in known and not check.options.again
 
 
 def _missing(check: Check, model: Seeded, label: str) -> list[int]:
@@ -114,13 +123,13 @@ def _make(check: Check, model: Seeded, label: str, program: Future[None]) -> dic
     folder, request, device = check.options.work / "first" / model.name, model.request(_EXAMPLES), check.options.device
     package = folder / f"{label}.pt2"
     told = {} if package.exists() else compile_form(label, folder / "program.pt2", request, folder, device)
-    if check.results.has("artifacts", _key(model, label)) and not check.options.again:
+    if _is_described(check, model, label):
         return {}
     about = {"compile_seconds": told.get("seconds"), "changes": told.get("changes")}
     try:
         about["relative_error"] = apart(relative_error, model.build, package, request, device, seconds=300.0)
         about |= describe_package(label, package, request, device)
-    except QuantgateError as error:  # it may be timed all the same
+    except Exception as error:  # of any kind: it may be timed all the same
         about["not_described"] = refusal(error)[REFUSED]
     return about
 
@@ -140,11 +149,12 @@ def _artifact(check: Check, model: Seeded, label: str, made: Future[dict[str, An
 
 def _time(check: Check, model: Seeded, label: str, artifact: dict[str, Any]) -> None:
     """Add the cells of a form, each as soon as it is there; launched one by one where no graph can be captured."""
+    batches = _missing(check, model, label)
     if REFUSED in artifact:
-        failed = dict.fromkeys(_missing(check, model, label), artifact[REFUSED])
+        failed = dict.fromkeys(batches, artifact[REFUSED])
     else:
-        failed = _turns(check, model, label, _missing(check, model, label), graphs=True)
-        failed = failed and _turns(check, model, label, list(failed), graphs=False)
+        failed = _turns(check, model, label, batches, graphs=True) if batches else {}
+        failed = _turns(check, model, label, list(failed), graphs=False) if failed else {}
     for batch, reason in failed.items():
         check.add("cells", _key(model, label, batch), {REFUSED: reason})
 
