@@ -46,7 +46,7 @@ def run_first(options: Options, results: Results, say: Callable[[str], None]) ->
     check = Check(options, results, say)
     part = begin(check, (CEILINGS, TARGET))
     part["compiler"] = choose_compiler()
-    at_once = max(1, usable_cores() // _PROCESSORS_A_COMPILER)
+    at_once = max(2, usable_cores() // _PROCESSORS_A_COMPILER)
     wanted = _wanted(check)
     longest = 1.0
     with ThreadPoolExecutor(at_once) as pool:
