@@ -47,7 +47,7 @@ def run_first(options: Options, results: Results, say: Callable[[str], None]) ->
     part = begin(check, (CEILINGS, TARGET))
     part["compiler"] = choose_compiler()
     at_once = max(2, usable_cores() // _PROCESSORS_A_COMPILER)
-    wanted = _wanted(check)
+    wanted = wanted_forms(check)
     longest = 1.0
     with ThreadPoolExecutor(at_once) as pool:
         # On the processor, while the GPU's ceilings are measured.
@@ -71,8 +71,8 @@ def run_first(options: Options, results: Results, say: Callable[[str], None]) ->
     return end(check, part)
 
 
-def _wanted(check: Check) -> Sequence[tuple[Seeded, str]]:
-    """Return the forms with a missing cell in the order of their value; of each model the one it is compared with is first."""
+def wanted_forms(check: Check) -> Sequence[tuple[Seeded, str]]:
+    """Return the forms that lack a figure in the order of their value; of each model the one it is compared with is first."""
     models = [model for model in MODELS if model.name in check.options.models]
     if check.options.rehearsal:
         models = [small(model) for model in models]

@@ -16,6 +16,7 @@ import pytest
 import torch
 from dying import count_and_die
 from gpu.apart import apart, each_apart
+from gpu.first import wanted_forms
 from gpu.first_table import floor_ms, render_first
 from gpu.forms import RECIPES
 from gpu.host_compiler import choose_compiler
@@ -357,6 +358,21 @@ def test_the_table_of_first_contact_has_the_least_time_and_refusals() -> None:
     ]
     assert len({len(row) for row in rows}) == 1
     assert "unsupported: no kernels" in text and "A100" in text
+
+
+@pytest.mark.parametrize(
+    ("lacking", "wanted"), [("", False), ("relative_error", True), ("coverage", True), ("cell", True)]
+)
+def test_a_form_is_wanted_until_it_is_timed_and_compared(lacking: str, wanted: bool, tmp_path: Path) -> None:
+    """As after a run whose comparison of answers was wrong and was removed: nothing is timed twice for it."""
+    results = Results(tmp_path / "r.json", INVENTORY, rehearsal=False, check="gpu-first")
+    artifact = {"relative_error": 0.01, "coverage": {"low": 0.0}}
+    results.put("artifacts", "torch-cuda/encoder/bf16", {key: artifact[key] for key in artifact if key != lacking})
+    if lacking != "cell":
+        results.put("cells", "torch-cuda/encoder/b1/bf16", {"p50_ms": 1.0})
+    options = Options(tmp_path, models=("encoder",), forms=("bf16",), batches=(1,))
+    found = wanted_forms(Check(options, results, lambda _: None))
+    assert [(model.name, label) for model, label in found] == [("encoder", "bf16")] * wanted
 
 
 @pytest.mark.parametrize("model", [small(model) for model in MODELS], ids=lambda model: model.name)
