@@ -5,6 +5,7 @@ It imports neither ONNX nor pydantic nor scipy, so that it runs on a machine tha
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def compile_form(label: str, program: Path, request: Arrays, folder: Path, devic
         CandidateRefused: torch does not compile it.
     """
     scratch = folder / f"compile-{label}"
-    scratch.mkdir(parents=True, exist_ok=True)
+    # Of a compilation that was killed, its answer would be taken for this one's.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     batch = scratch / "batch.npz"
     np.savez(batch, **request)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
     order = {

@@ -58,13 +58,21 @@ def join(folder: Path) -> list[Path]:
     """Put the parts in a folder back together, check each file by its digest, and remove the parts; returns the files.
 
     Raises:
-        DataError: a part is missing, or the whole is not what was split.
+        DataError: a part is missing, or the whole is not what was split; the other files are put together all the same.
     """
     whole: dict[str, list[Path]] = {}
     for part in sorted(folder.glob(f"*{SEPARATOR}*-of-*-*")):
         name, _, rest = part.name.partition(SEPARATOR)
         whole.setdefault(f"{name}{SEPARATOR}{rest.partition('-of-')[2]}", []).append(part)
-    return [_join(parts) for parts in whole.values()]
+    joined, failed = [], []
+    for parts in whole.values():
+        try:
+            joined.append(_join(parts))
+        except DataError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return joined
 
 
 def _join(parts: list[Path]) -> Path:

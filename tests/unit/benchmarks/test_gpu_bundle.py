@@ -120,10 +120,13 @@ def test_parts_that_are_not_whole_are_refused(fault: str, tmp_path: Path) -> Non
     path = tmp_path / "model.zip"
     path.write_bytes(bytes(300))
     parts = split(path, 100)
+    other = tmp_path / "other.zip"
+    other.write_bytes(bytes(150))
+    split(other, 100)
     if fault == "missing":
         parts[1].unlink()
     else:
         parts[1].write_bytes(bytes(99) + b"x")
     with pytest.raises(DataError, match="2 of 3 parts" if fault == "missing" else "digest"):
         join(tmp_path)
-    assert not path.exists()
+    assert not path.exists() and other.read_bytes() == bytes(150)
