@@ -48,10 +48,11 @@ def run_first(options: Options, results: Results, say: Callable[[str], None]) ->
     part["compiler"] = choose_compiler()
     at_once = max(2, usable_cores() // _PROCESSORS_A_COMPILER)
     wanted = wanted_forms(check)
+    models = {model.name: model for model, _ in wanted}
     longest = 1.0
     with ThreadPoolExecutor(at_once) as pool:
         # On the processor, while the GPU's ceilings are measured.
-        programs = {model.name: pool.submit(_export, check, model) for model, _ in wanted}
+        programs = {model: pool.submit(_export, check, models[model]) for model in models}
         measure_limits(check)
         for start in range(0, len(wanted), at_once):
             group = wanted[start : start + at_once]
