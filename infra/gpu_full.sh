@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One part of the full check of this machine's GPU: `infra/gpu_full.sh PART [BUNDLE] [ARGUMENTS]`; docs/gpu.md. Each part ends
-# within ten minutes, goes on where its last call stopped, and needs none of the others.
+# One part of the full check of this machine's GPU: `infra/gpu_full.sh PART [BUNDLE] [ARGUMENTS]`; docs/gpu.md. No part needs
+# another; torch and runtimes measure for nine minutes a call, and go on where the last one stopped.
 #   PART    torch: the target torch-cuda with the trained models; runtimes: ONNX Runtime, TensorRT and PyTorch's modes, in an
 #           environment of its own; whole: the tests of the device, with a run that promotes, in the environment of `make`;
 #           all: one after the other, each until it is complete

@@ -52,7 +52,7 @@ def _load(order: dict[str, Any]) -> None:
 
 
 def _crash() -> str:
-    # Seen on a machine whose CXX was a newer GCC than the system's: std::regex crashed in the constructor of the package.
+    # Seen where CXX named another g++ than the system's, of the same version: std::regex crashed in the package's constructor.
     return (
         f"the package crashes when it is loaded. {os.environ.get('CXX', 'g++')} compiled it: if that is not the system's "
         "compiler, its C++ library may differ from the one that torch runs with; set CXX to the system's g++"

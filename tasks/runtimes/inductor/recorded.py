@@ -117,7 +117,12 @@ def kernel_name(name: str) -> str:
     ['at::native::mul', 'nvjet_sm90_tst_64x8', '']
     >>> kernel_name("std::enable_if<true, void>::type internal::gemvx::kernel<int, float>(int)")
     'internal::gemvx::kernel'
+    >>> kernel_name("void cutlass::Kernel2<cutlass_80_tensorop_i16832gemm_s8_128x64>(Params)")
+    'cutlass_80_tensorop_i16832gemm_s8_128x64'
     """
+    # CUTLASS has one kernel, named by its type.
+    if found := re.match(r"void cutlass::Kernel2?<(\w+)", name):
+        return found.group(1)
     if name.startswith(("Memset", "Memcpy")):
         return ""
     while (plain := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
