@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.measure.inventory import this_processor
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
@@ -111,6 +112,7 @@ class Large:
             ranking=lambda _: (),
             batches=lambda: list(self.samples.batches(8)),
             grams=lambda *_: {},
+            processor=this_processor(),
         )
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             variant = make_variant(decode(name), materials, Path(folder), threads=2)

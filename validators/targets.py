@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from validators.errors import JobError
+from validators.processors import OPENVINO_BF16, TORCH_BF16, VNNI, Processor
 from validators.providers import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
@@ -32,6 +33,17 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Need:
+    """Instruction sets, one of which candidates with `word` in their name need; `name`, `why` and `fix` are for people."""
+
+    word: str
+    name: str
+    instructions: tuple[str, ...]
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class TargetFacts:
     """Plain facts of a target.
 
@@ -42,7 +54,8 @@ class TargetFacts:
     candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the targets whose
     candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an
     engine that does not takes PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers, and a
-    request is a prompt with the tokens that follow.
+    request is a prompt with the tokens that follow. `needs` are instructions of the processor that some candidates need.
+    `loads_anywhere`: a version approved on another device of the same kind loads here too.
     """
 
     name: str
@@ -57,11 +70,44 @@ class TargetFacts:
     engines: tuple[str, ...] = ()
     runs_sources: bool = True
     generates: bool = False
+    needs: tuple[Need, ...] = ()
+    loads_anywhere: bool = False
+
+    def unmet_need(self, candidate: str, processor: Processor) -> Need | None:
+        """Return the first need of a candidate, by its name, that a processor does not meet; None if it meets all.
+
+        >>> facts = BUILT_IN["openvino"]
+        >>> facts.unmet_need("bf16@openvino", Processor(("avx2",))).word
+        'bf16'
+        >>> facts.unmet_need("int8-static-mse-pc@openvino", Processor(("avx2",)))
+        """
+        words = re.split("[-+@]", candidate)
+        unmet = (need for need in self.needs if need.word in words and not processor.has_any(need.instructions))
+        return next(unmet, None)
 
     @property
     def on_gpu(self) -> bool:
         """True if variants run on an NVIDIA GPU."""
         return self.provider in GPU_PROVIDERS
+
+
+def _openvino_needs(*, instead: str) -> tuple[Need, ...]:
+    """Return the needs of OpenVINO; `instead` is the recipe to take for one with ranges at run time."""
+    return (
+        _bf16(OPENVINO_BF16, "by OpenVINO's own list"),
+        Need(
+            word="dynamic",
+            name="VNNI",
+            instructions=VNNI,
+            why="OpenVINO quantizes activations at run time with them alone",
+            fix=f"take {instead}",
+        ),
+    )
+
+
+def _bf16(instructions: tuple[str, ...], why: str) -> Need:
+    fix = "take the candidate without bf16"
+    return Need(word="bf16", name="bfloat16", instructions=instructions, why=why, fix=fix)
 
 
 # Ranges by squared error lost least on all real models tried; the others are for models that they do not suit.
@@ -72,6 +118,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             name="ort-cpu",
             provider=CPU_PROVIDER,
             simulated=frozenset({"fp8"}),
+            loads_anywhere=True,
             default_candidates=(
                 "fp32-fused@ort-cpu",
                 "int8-static-minmax-pc@ort-cpu",
@@ -118,6 +165,8 @@ BUILT_IN: dict[str, TargetFacts] = {
             without=frozenset({"+fused", "fast"}),
             fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
             int8_words="INT8 or UINT8",
+            needs=_openvino_needs(instead="int8-static"),
+            loads_anywhere=True,
             default_candidates=(
                 "fp32-fused@openvino",
                 "bf16@openvino",
@@ -138,6 +187,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "fast", "+fused"}),
             fused_words="the float model as TorchInductor compiles it",
             runs_sources=False,
+            needs=(_bf16(TORCH_BF16, "by torch's own list"),),
             default_candidates=(
                 "fp32-fused@torch-inductor",
                 "bf16@torch-inductor",
@@ -154,6 +204,7 @@ BUILT_IN: dict[str, TargetFacts] = {
             fused_words="the float decoder as the library's model builder writes it",
             generates=True,
             # Without INT8 dynamic: blocks of INT8 lose far less on decoders, in as many bytes.
+            loads_anywhere=True,
             default_candidates=(
                 "int8-g32-rtn@ort-genai",
                 # Half as many scales to read, which shows where memory bounds the speed.
@@ -172,6 +223,8 @@ BUILT_IN: dict[str, TargetFacts] = {
             without=frozenset({"+fused", "static", "smooth", "bc"}),
             fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
             generates=True,
+            needs=_openvino_needs(instead="int8-g64-rtn"),
+            loads_anywhere=True,
             default_candidates=(
                 "bf16@openvino-decoder",
                 "int8-dynamic-pc@openvino-decoder",

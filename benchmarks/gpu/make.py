@@ -12,7 +12,7 @@ import numpy as np
 from gpu.answers import rows_of
 from gpu.apart import apart
 from gpu.bundle import Bundle
-from tasks.measure.inventory import usable_cores
+from tasks.measure.inventory import this_processor, usable_cores
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
@@ -165,7 +165,7 @@ class Workshop:
         def batches() -> list[Arrays]:
             return pass_batches(samples, PASS_BATCH_SIZE)
 
-        return Materials(prepared, fused, smoothed, statistics, ranking, batches, grams)
+        return Materials(prepared, fused, smoothed, statistics, ranking, batches, grams, this_processor())
 
 
 def profile_of(bundle: Bundle) -> dict[str, ShapeRange]:

@@ -10,6 +10,7 @@ FACTS = replace(
     BASE.facts,
     name="acme-npu",
     simulated=frozenset(),
+    loads_anywhere=False,
     default_candidates=("fp32-fused@acme-npu", "int8-static-minmax-pc@acme-npu", "int8-dynamic-pc@acme-npu"),
 )
 NO_KERNELS = RefusedPrecision("{target} has no kernels for it", "int8")
@@ -19,5 +20,4 @@ TARGET = replace(
     facts=FACTS,
     passes={name: BASE.passes[name] for name in ("fp32", "int8")},
     refused={"fp16": NO_KERNELS, "fp8": NO_KERNELS, "int4": NO_KERNELS},
-    loads_anywhere=False,
 )

@@ -27,7 +27,7 @@ def candidate_rows(job: Job) -> Rows:
             return str(absent[candidate.target])
         target = find_target(candidate.target)
         try:
-            refuse_other_targets(candidate)
+            refuse_other_targets(candidate, job.processor_of(inventory_of(candidate.target)))
             target.check_device()
         except CandidateRefused as error:
             return f"refused: {error.found}; {error.fix}"

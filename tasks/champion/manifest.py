@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tasks.measure.inventory import ISA_FLAGS
 from tasks.registry.champion_slot import TAG
 from tasks.run.context import Run
 from tasks.runtimes.decoder_session import PRESENT
@@ -20,6 +19,7 @@ from tasks.runtimes.libraries import describe_library
 from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
+from validators.processors import ISA_FLAGS
 from validators.providers import GENAI, GENERATORS, OPENVINO_DECODER
 from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
@@ -84,6 +84,7 @@ def manifest_of(
     `format` is the version of the keys. Format 1 has no key `format`, nor `hardware` and `batch_sizes` (the sizes at which
     latency was measured). Keys are added, never changed: every release reads all formats.
 
+    `saturates_without` lists instruction sets: x86 processors with none of them give other answers.
     `ranges` are to be watched in production: the ends of each fixed range, and the share of values outside it in this run.
     """
     engine = variant.engine.manifest if variant.engine else None
@@ -102,6 +103,7 @@ def manifest_of(
         "engine": asdict(engine) if engine else None,
         "device": inventory.device_key,
         "hardware": hardware_of(inventory),
+        "saturates_without": list(variant.saturates_without),
         "batch_sizes": sorted(batch_sizes),
         "ranges": {
             tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}

@@ -11,23 +11,10 @@ from pathlib import Path
 from tasks.measure.latency.cgroup import quota_cores
 from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes.ort import installed_runtime
+from validators.processors import ISA_FLAGS, Processor
 from validators.providers import GPU_PROVIDERS, INDUCTOR_CUDA, TENSORRT
 from validators.records.run import Gpu, Inventory
 from validators.targets import engines_of, facts_of, installed_targets, is_on_gpu
-
-# Instruction sets that decide which integer kernels run, spelled as in /proc/cpuinfo.
-ISA_FLAGS = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
-    "asimddp",
-    "i8mm",
-    "sve",
-)
 
 
 def usable_cores() -> int:
@@ -45,20 +32,16 @@ def competing_load() -> float:
     return max(0.0, os.getloadavg()[0] - (len(os.sched_getaffinity(0)) - usable_cores()))
 
 
-def adds_pairs_in_16_bits(inventory: Inventory) -> bool:
-    """Return whether INT8 products are added by vpmaddubsw, which saturates: on x86 without VNNI or AMX.
-
-    ONNX Runtime documentation, "Quantize ONNX models", on U8S8 with AVX2 and AVX512.
-    """
-    isa = set(inventory.isa)
-    return "avx2" in isa and not isa & {"avx512_vnni", "avx_vnni", "amx_int8"}
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Return those of `ISA_FLAGS` that this processor has."""
+def this_processor() -> Processor:
+    """Return the processor of this machine."""
     cpu = _cpu_info()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
-    return tuple(flag for flag in ISA_FLAGS if flag in flags)
+    return Processor(tuple(flag for flag in ISA_FLAGS if flag in flags))
+
+
+def processor_name() -> str:
+    """Return the name of the processor."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
 def take_inventory(target: str, device: int = 0) -> Inventory:
@@ -70,12 +53,11 @@ def take_inventory(target: str, device: int = 0) -> Inventory:
     import onnxruntime as ort
 
     name, version = installed_runtime()
-    cpu = _cpu_info()
     on_gpu = is_on_gpu(target)
     return Inventory(
         target=target,
-        cpu=cpu.get("model name") or platform.processor() or platform.machine(),
-        isa=instruction_sets(),
+        cpu=processor_name(),
+        isa=this_processor().isa,
         cores=usable_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",

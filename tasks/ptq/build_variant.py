@@ -30,9 +30,10 @@ from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.job.candidate_name import Candidate, Precision
+from validators.processors import Processor
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
-from validators.targets import facts_of
+from validators.targets import facts_of, is_on_gpu
 
 LEFT = "nodes left in float"
 
@@ -45,7 +46,7 @@ class Materials:
     transformer fusions. `statistics` are the calibration statistics of the activations, of the smoothed graph if its argument
     is true, else of the prepared one. `ranking` returns the parts of the model for an INT8 candidate, most sensitive first.
     `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
-    that it starts from. `reduced_range`: the processor adds pairs of products in 16 bits, so weights use 7 bits. `libraries`
+    that it starts from. `processor` is the one that the variant is made for, and decides the bits of its weights. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
     `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
     decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches.
@@ -58,7 +59,7 @@ class Materials:
     ranking: Callable[[Candidate], tuple[Sensitivity, ...]]
     batches: Callable[[], Sequence[Arrays]]
     grams: Callable[[Candidate, Path], Mapping[str, Gram]]
-    reduced_range: bool = False
+    processor: Processor
     libraries: Libraries = ()
     program: Path | None = None
     threads: int = 1
@@ -143,8 +144,7 @@ def quantize_int8(
     Raises:
         CandidateRefused: the target or the model does not allow it.
     """
-    # Sums of two products in 16 bits saturate unless weights use 7 bits.
-    bits: WeightBits = 7 if materials.reduced_range else 8
+    bits = weight_bits(candidate, materials.processor)
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
     if candidate.dynamic and facts_of(candidate.target).pairs != "openvino":
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
@@ -164,6 +164,14 @@ def quantize_int8(
     rest = quantize_dynamic(path, path, weights=weights, keep_float=keep_float, rest=True)
     left = {name: why for name, why in (report.left | rest.left).items() if name not in rest.quantized}
     return QdqReport((*report.quantized, *rest.quantized), left)
+
+
+def weight_bits(candidate: Candidate, processor: Processor) -> WeightBits:
+    """Return the bits of weights that are multiplied by 8-bit activations on this processor, if no GPU multiplies them.
+
+    Sums of two products in 16 bits saturate unless weights use 7 bits.
+    """
+    return 7 if processor.adds_pairs_in_16_bits and not is_on_gpu(candidate.target) else 8
 
 
 def float_graph(candidate: Candidate, materials: Materials) -> Path:

@@ -16,7 +16,8 @@ profile, of an encoder and of a CNN.
 - Products with a softmax stay in float, as NNCF has them for transformers: its small numbers lose most in 8 bits.
   On MiniLM-L6 (959 samples) accuracy was 0.753 with them, 0.757 without, and 0.758 without any product of two activations.
 - Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
-- Weights have 7 bits on processors that add pairs of products in 16 bits, as its quantizer has it (NNCF, `OverflowFix`).
+- On processors that add pairs of products in 16 bits, weights have 7 bits, as its quantizer has it (NNCF, `OverflowFix`), and
+  products of two activations, which have 8, stay in float.
 
 INT8 with ranges at run time: the weights of MatMul and Gemm alone are stored as INT8, and OpenVINO quantizes the activations by
 itself, in groups of `DYNAMIC_QUANTIZATION_GROUP_SIZE` channels, on x86 with VNNI (`useDynamicQuantizationImpl` of its CPU
@@ -43,6 +44,7 @@ from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
 SOFTMAX = "it reads a softmax, whose small numbers lose most in 8 bits"
+SATURATES = "sums of its products of two activations would saturate on an x86 processor without VNNI"
 # Integers pass through these as they are: saturated, or in another place.
 CARRIERS = FOLDED | PASS_THROUGH
 
@@ -53,13 +55,19 @@ def place_for_openvino(
     *,
     every_operator: bool,
     keep_float: Collection[str] = (),
+    adds_pairs_in_16_bits: bool = False,
 ) -> Placement:
-    """Return the placement of Q/DQ pairs for a float graph with unique node names; arguments as in `placement.place`."""
+    """Return the placement of Q/DQ pairs for a float graph with unique node names; arguments as in `placement.place`.
+
+    `adds_pairs_in_16_bits`: so does the processor.
+    """
     view = GraphView(graph)
     left = custom_operators(graph)
     products = []
     for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
         reason = why_not(view, node, ranges, "openvino", every_operator, keep_float) or _why_float(view, node)
+        if not reason and adds_pairs_in_16_bits and node.input[1] not in view.constants:
+            reason = SATURATES
         if reason:
             left[node.name] = reason
         else:

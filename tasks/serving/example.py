@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.serving.openvino import openvino_options
@@ -38,6 +38,8 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         opened, get_names, answered = _inductor(manifest), repr(manifest["outputs"]), "run(feed)"
     else:
         opened = _session(manifest)
+    if needed := manifest.get("saturates_without"):
+        opened = [*_sums(needed), *opened]
     feed = [
         f"    {name!r}: np.zeros({shape!r}, dtype={manifest['inputs'][name]!r}),  # your samples, along axis 0"
         for name, shape in request.items()
@@ -51,6 +53,19 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         f"outputs = dict(zip(names, {answered}))",
         "for name, array in outputs.items():",
         "    print(name, array.dtype, array.shape)",
+    ]
+
+
+def _sums(needed: Sequence[str]) -> list[str]:
+    """Return the lines that stop on a processor on which sums of the version's INT8 products saturate."""
+    return [
+        "from pathlib import Path",
+        "",
+        "# Sums of its INT8 products saturate on an x86 processor without these, which gives other answers.",
+        f"needed = {{{', '.join(map(repr, needed))}}}",
+        'flags = set(Path("/proc/cpuinfo").read_text().split())',
+        'assert "avx2" not in flags or flags & needed, "a processor on which the version is not what was approved"',
+        "",
     ]
 
 

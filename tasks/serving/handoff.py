@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tasks.serving.sections import shown
+from tasks.serving.sections import shown, unchecked_device
 from validators.errors import JobError
 from validators.providers import GENAI, GENERATORS
 
@@ -39,7 +39,7 @@ def genai_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"the number of threads: the variant was approved with {manifest['session']['threads'] or 'all'}",
         f"the runtime is that of the program; the variant was approved with {runtime}",
-        f"the device is not checked; the variant was approved on {manifest['device']}",
+        *unchecked_device(manifest),
     )
 
 

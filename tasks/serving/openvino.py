@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks.serving.sections import unchecked_device
 from validators.errors import JobError
 from validators.providers import OPENVINO
 from validators.samples.datasets import TensorSpec
@@ -92,6 +93,6 @@ def model_server_config(name: str, manifest: Mapping[str, Any]) -> tuple[str, tu
     }
     notes = (
         f"the runtime is the server's own; the variant was approved with openvino {manifest['runtime_version']}",
-        f"the device is not checked; the variant was approved on {manifest['device']}",
+        *unchecked_device(manifest),
     )
     return json.dumps({"model_config_list": [{"config": config}]}, indent=1) + "\n", notes

@@ -6,6 +6,8 @@ Names of models, data, tensors and devices are external text: escaped and trunca
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from tasks.reporting import formats
 from tasks.serving.promoted import Promoted
@@ -79,7 +81,32 @@ def device(promoted: Promoted) -> list[str]:
         f"Approved for `{promoted.job.target}` on {shown('; '.join(where))}, with {shown(versions)}, and for no other.",
         "",
         POLICY + ("" if gpu else _cap(promoted)),
+        *_where_exact(promoted),
     ]
+
+
+def unchecked_device(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a folder for a server says of the device, which the server does not check."""
+    unchecked = f"the device is not checked; the variant was approved on {manifest['device']}"
+    if needed := manifest.get("saturates_without"):
+        return (
+            unchecked,
+            f"on an x86 processor with none of {', '.join(needed)} sums saturate, and its answers are others",
+        )
+    return (unchecked,)
+
+
+def _where_exact(promoted: Promoted) -> list[str]:
+    """Render on which processors the answers are those that were judged, for a version whose products are in INT8."""
+    if needed := promoted.approval.variant.saturates_without:
+        told = (
+            f"On an x86 processor with none of {', '.join(f'`{one}`' for one in needed)}, sums of its INT8 products saturate "
+            "and its answers are others: MLflow's loader refuses it there, unless `QUANTGATE_MISMATCH=allow` is set."
+        )
+        return ["", told]
+    if promoted.job.portable:
+        return ["", "It is portable: it gives the same answers on every processor."]
+    return []
 
 
 def _cap(promoted: Promoted) -> str:

@@ -27,6 +27,7 @@ import onnx
 
 from tasks.serving.openvino import check_for_triton, triton_parameters
 from tasks.serving.prototext import Fields, Word, prototext
+from tasks.serving.sections import unchecked_device
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
@@ -108,7 +109,7 @@ def triton_model(
     )
     runtime = f"{manifest['runtime']} {manifest['runtime_version']}"
     notes += (f"the runtime is Triton's own; the variant was approved with {runtime}",)
-    notes += (f"the device is not checked; the variant was approved on {manifest['device']}",)
+    notes += unchecked_device(manifest)
     if engine:
         files = {"model.plan": ENGINE}
         notes += ("an engine runs on the TensorRT, the GPU and the driver that it was built with, and nowhere else",)

@@ -26,7 +26,6 @@ def class_of(facts: TargetFacts, targets: Mapping[str, Target]) -> Target:
         passes={},
         session=engines[0].session,
         availability=availability,
-        loads_anywhere=all(engine.loads_anywhere for engine in engines),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.measure.inventory import instruction_sets
 from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.openvino import session as openvino
@@ -66,7 +65,7 @@ def _check_device() -> None:
 
 
 def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that OpenVINO does not support, or does not support on this processor.
+    """Refuse a recipe that OpenVINO does not support.
 
     Raises:
         CandidateRefused: `unsupported`.
@@ -80,20 +79,6 @@ def refuse_recipe(candidate: Candidate) -> None:
         "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
     }
     refuse_any(candidate.target, wrong)
-    if candidate.dynamic and not {"avx512_vnni", "avx_vnni"}.intersection(instruction_sets()):
-        raise CandidateRefused(
-            kind="unsupported",
-            found="a processor without VNNI instructions",
-            expected="one with avx512_vnni or avx_vnni: OpenVINO quantizes activations at run time with them alone",
-            fix="take int8-static",
-        )
-    if candidate.in_bf16 and openvino.why_missing() is None and "BF16" not in openvino.capabilities():
-        raise CandidateRefused(
-            kind="unsupported",
-            found="a processor without bfloat16 instructions",
-            expected="one with avx512_bf16 or amx_bf16, by OpenVINO's own list",
-            fix="take the candidate without bf16",
-        )
 
 
 TARGET = Target(
@@ -111,5 +96,4 @@ TARGET = Target(
     },
     refuse_recipe=refuse_recipe,
     check_device=_check_device,
-    loads_anywhere=True,
 )

@@ -112,7 +112,6 @@ TARGET = Target(
     },
     refuse_recipe=_refuse_recipe,
     check_device=openvino.TARGET.check_device,
-    loads_anywhere=True,
     artifact="decoder/model.onnx",
     decoder_bytes=_bytes,
 )

@@ -50,5 +50,4 @@ TARGET = Target(
     },
     lint_rules=CPU_RULES,
     recovers_parts=True,
-    loads_anywhere=True,
 )

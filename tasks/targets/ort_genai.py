@@ -89,7 +89,6 @@ TARGET = Target(
     },
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,
-    loads_anywhere=True,
     artifact="decoder/model.onnx",
     decoder_bytes=lambda _candidate, path: decoder_bytes(path),
 )

@@ -43,8 +43,8 @@ class Target:
     `why_unmeasured` gets the providers that run here, and returns why a variant cannot be measured, or None. `availability`
     gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`. `builds_engines`:
     variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its
-    accuracy. `loads_anywhere`: a version approved on another device loads here too. `artifact` is the name of the file that
-    its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact.
+    accuracy. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
+    decoder from its artifact.
     """
 
     facts: TargetFacts
@@ -59,7 +59,6 @@ class Target:
     lint_rules: tuple[Rule, ...] = ()
     builds_engines: bool = False
     recovers_parts: bool = False
-    loads_anywhere: bool = False
     artifact: str = "model.onnx"
     decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
 

@@ -68,13 +68,6 @@ def _refuse_recipe(candidate: Candidate) -> None:
     )
     if candidate.precision == "int8" and (missing := inductor.why_no_int8()):
         raise _unsupported(missing)
-    if candidate.in_bf16 and not inductor.has_bf16():
-        raise CandidateRefused(
-            kind="unsupported",
-            found="a processor without bfloat16 instructions",
-            expected="one with avx512_bf16, amx_bf16 or ARM's, by torch's own list",
-            fix="take the candidate without bf16",
-        )
 
 
 def _unsupported(missing: Missing) -> CandidateRefused:

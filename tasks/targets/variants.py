@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq.build_variant import Materials
+from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.inductor.compile import compile_seconds
 from tasks.targets.catalog import find_target
@@ -15,10 +15,10 @@ from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
+from validators.processors import VNNI, Processor
 from validators.providers import CPU_PROVIDER, GENERATORS
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
-from validators.targets import is_on_gpu
 
 
 def make_variant(
@@ -34,7 +34,7 @@ def make_variant(
     Raises:
         CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
     """
-    refuse_other_targets(candidate)
+    refuse_other_targets(candidate, materials.processor)
     target = find_target(candidate.target)
     path = folder / target.artifact
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +59,7 @@ def make_variant(
         ),
         compile_seconds=seconds,
         decoder=target.decoder_bytes(candidate, path) if target.decoder_bytes else None,
+        saturates_without=_saturates_without(candidate, materials),
     )
 
 
@@ -80,16 +81,26 @@ def _digest(path: Path, libraries: Libraries) -> str:
     return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
 
 
+def _saturates_without(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    """Return the instruction sets, without all of which sums of a variant's INT8 products saturate on an x86 processor."""
+    facts = find_target(candidate.target).facts
+    in_float = candidate.dynamic and facts.pairs == "openvino"  # its products are in float without them
+    is_exact = facts.on_gpu or in_float or weight_bits(candidate, materials.processor) == 7
+    return VNNI if candidate.precision == "int8" and not is_exact else ()
+
+
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and materials.reduced_range and not is_on_gpu(candidate.target):
-        return ("this processor adds pairs of INT8 products in 16 bits: weights have 7 bits, so that no sum saturates",)
+    if candidate.precision == "int8" and weight_bits(candidate, materials.processor) == 7:
+        return (
+            "weights have 7 bits: x86 processors without VNNI add pairs of INT8 products in 16 bits, and none saturates",
+        )
     return ()
 
 
-def refuse_other_targets(candidate: Candidate) -> None:
-    """Refuse a candidate that this version cannot make.
+def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
+    """Refuse a candidate that this version cannot make, or that needs instructions which the processor does not have.
 
     Raises:
         CandidateRefused: `unsupported`.
@@ -118,6 +129,20 @@ def refuse_other_targets(candidate: Candidate) -> None:
             found=refused.found.format(target=target.name, precision=candidate.precision),
             expected=refused.expected,
             fix=refused.fix,
+        )
+    if processor.is_any and not target.facts.loads_anywhere:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"`portable: true`, and {target.name} compiles code for one processor",
+            expected="a candidate of another engine",
+            fix="take candidates of other engines, or set `portable: false`",
+        )
+    if need := target.facts.unmet_need(candidate.name, processor):
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"a processor without {need.name} instructions",
+            expected=f"one with {' or '.join(need.instructions)}: {need.why}",
+            fix=need.fix,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from tasks.measure.inventory import adds_pairs_in_16_bits, usable_cores
+from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
 from tasks.ptq.build_variant import Materials, float_graph, quantize_for_tensorrt, quantize_int8, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
@@ -78,7 +78,7 @@ def variant_from_store(
         digest_file(run_inputs.source.program) if run_inputs.source.program else None,
         evidence.calibration.file.digest,
         threads,
-        materials.reduced_range,
+        materials.processor.isa,
         [asdict(library) for library in run.libraries],
         run.job.provider_options,
         # A refusal for lack of memory is stored, and must not outlive a larger limit.
@@ -90,7 +90,7 @@ def variant_from_store(
 
 
 def _slow_nodes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
-    refuse_other_targets(candidate)  # before a profile that would be in vain
+    refuse_other_targets(candidate, materials.processor)  # before a profile that would be in vain
     return materials.slow_parts(candidate).nodes
 
 
@@ -110,7 +110,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
     source, evidence = run_inputs.source, run_inputs.evidence
     calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
     threads = run.job.measurement.points[0].threads or usable_cores()
-    reduced = adds_pairs_in_16_bits(inventory)
+    processor = run.job.processor_of(inventory)
     prepared_file = prepared_product(run, source, inventory)
     fused_file = Product(
         "fused", _graph_inputs(source, inventory), Path, partial(make_fused, source.onnx_path, run.libraries)
@@ -148,7 +148,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             calibration.file.digest,
             evidence.output.name,
             seed if candidate.smooth else None,
-            reduced,
+            processor.isa,
         )
         make = partial(_make_ranking, run, run_inputs, materials, candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
@@ -194,7 +194,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         ranking,
         lambda: pass_batches(calibration, fixed_batch),
         grams,
-        reduced,
+        processor,
         libraries=run.libraries,
         program=source.program,
         threads=threads,

@@ -16,6 +16,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from driving import environment
 from onnx import TensorProto, helper
+from processors import AMX
 from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
@@ -91,9 +92,9 @@ def test_bfloat16_is_refused_where_the_processor_has_none(monkeypatch: pytest.Mo
     monkeypatch.setattr(openvino, "capabilities", lambda: ("FP32", "INT8"))
     for name in ("bf16@openvino", "int8-static-mse-pc-bf16@openvino"):
         with pytest.raises(CandidateRefused, match="without bfloat16"):
-            refuse_other_targets(decode(name))
+            refuse_other_targets(decode(name), AMX)
     with pytest.raises(CandidateRefused, match="bfloat16 for ort-cpu"):
-        refuse_other_targets(decode("int8-static-mse-pc-bf16@ort-cpu"))
+        refuse_other_targets(decode("int8-static-mse-pc-bf16@ort-cpu"), AMX)
 
 
 def test_the_version_is_part_of_the_device_of_an_approval() -> None:

@@ -10,6 +10,7 @@ import pytest
 from conftest import Tiny, tiny_model
 from exported_models import LENGTH, TOKENS, transformer
 from opset_matrix import ENGINES, open_bench
+from processors import HERE
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
@@ -96,6 +97,7 @@ def test_a_graph_that_cannot_be_upgraded_is_refused(
         ranking=no,
         batches=lambda: [{"x": np.load(tiny.calibration)["x"][:8]}],
         grams=no,
+        processor=HERE,
     )  # type: ignore[arg-type]  # none of them returns
     with pytest.raises(CandidateRefused, match="a model of opset 17; upgraded, its output 'logits' differs") as caught:
         make_variant(decode("fp16@tensorrt"), materials, tmp_path, threads=1)

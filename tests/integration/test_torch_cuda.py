@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processors import AMX
 from torch_cuda_twin import NAME
 from torch_sources import input_of, materials_of, write_source
 
@@ -136,7 +137,7 @@ def test_form_answers_like_its_source(
 )
 def test_recipe_without_a_form_is_refused_by_name(recipe: str, words: str) -> None:
     with pytest.raises(CandidateRefused) as caught:
-        refuse_other_targets(decode(f"{recipe}@torch-cuda"))
+        refuse_other_targets(decode(f"{recipe}@torch-cuda"), AMX)
     assert caught.value.kind == "unsupported" and words in caught.value.found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from driving import TESTS, environment
+from processors import AMX, HERE
 from torch_sources import input_of, materials_of, write_source
 
 from tasks.ptq.build_variant import Materials
@@ -142,7 +143,7 @@ def test_arrays_that_do_not_fit_are_refused(planted: Path) -> None:
 
 
 def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    absent = Materials(*[lambda *_: pytest.fail("made a material")] * 7)  # type: ignore[arg-type]  # none of them may be called
+    absent = Materials(*[lambda *_: pytest.fail("made a material")] * 7, HERE)  # type: ignore[arg-type]  # none of them may be called
     with pytest.raises(CandidateRefused) as caught:
         make_variant(decode("fp32-fused@torch-inductor"), absent, tmp_path, threads=1)
     assert caught.value.kind == "unsupported" and "TorchInductor compiles no ONNX" in caught.value.expected
@@ -168,7 +169,7 @@ def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -
 )
 def test_recipe_without_a_form_is_refused_by_name(recipe: str, words: str) -> None:
     with pytest.raises(CandidateRefused) as caught:
-        refuse_other_targets(decode(f"{recipe}@torch-inductor"))
+        refuse_other_targets(decode(f"{recipe}@torch-inductor"), AMX)
     assert caught.value.kind == "unsupported" and words in caught.value.found
 
 

@@ -17,6 +17,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import HERE
 
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
@@ -163,6 +164,7 @@ class Odd:
             ranking=self.ranking,
             batches=self.batches,
             grams=self.grams,
+            processor=HERE,
             libraries=self.libraries,
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from processors import HERE
 
 from tasks.evidence.torch_export import Original, convert
 from tasks.ptq.build_variant import Materials
@@ -36,5 +37,11 @@ def materials_of(source: Path, x: NDArray[np.float32]) -> Materials:
     samples = [{name: x[index : index + 1]} for index in range(len(x))]
     absent = [lambda *_: pytest.fail("made another material")] * 4
     return Materials(
-        lambda: source / "model.onnx", *absent, lambda: samples, absent[0], program=source / "program.pt2", threads=2
+        lambda: source / "model.onnx",
+        *absent,
+        lambda: samples,
+        absent[0],
+        HERE,
+        program=source / "program.pt2",
+        threads=2,
     )  # type: ignore[arg-type]  # one function stands for several materials

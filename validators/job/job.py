@@ -20,6 +20,7 @@ from validators.job.job_watch import Watch
 from validators.job.library_metrics import our_metric
 from validators.job.settings_base import FunctionName, Settings
 from validators.job.wide_candidates import wide_candidates
+from validators.processors import PORTABLE, Processor
 from validators.records.run import AbsentEngine, Inventory
 from validators.redact import holds_credentials
 from validators.targets import baselines_of, facts_of, is_on_gpu
@@ -162,6 +163,9 @@ class Job(Settings):
         | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
     ) = "default"
     """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or names."""
+    portable: bool = False
+    """True for variants that give the same answers on every processor: INT8 weights of 7 bits, whose sums saturate nowhere,
+    nothing in bfloat16, and no code for one processor. False for variants for processors like that of the run."""
     search: Literal["race", "all"] = "race"
     """`race` stops candidates that cannot pass or cannot win, see docs/race.md. `all` measures every candidate in full."""
     gates: Gates = Gates()
@@ -258,6 +262,12 @@ class Job(Settings):
         return self
 
     @model_validator(mode="after")
+    def _is_portable_on_processors(self) -> Job:
+        if self.portable and is_on_gpu(self.target):
+            raise ValueError(f"`portable` is about processors, and {self.target} runs on a GPU")
+        return self
+
+    @model_validator(mode="after")
     def _holds_no_credentials(self) -> Job:
         # Jobs become parameters, artifacts and tags, which many people can read.
         if holds_credentials(self.model_dump_json()):
@@ -282,6 +292,10 @@ class Job(Settings):
         if self.candidates == "default":
             return facts_of(self.target).default_candidates
         return wide_candidates(self.target) if self.candidates == "wide" else self.candidates
+
+    def processor_of(self, inventory: Inventory) -> Processor:
+        """Return the processor that variants are made for: that of the inventory, or with `portable` the least of all."""
+        return PORTABLE if self.portable else inventory.processor
 
     def candidates_without(self, absent: Iterable[AbsentEngine]) -> tuple[str, ...]:
         """Return `candidate_names` without those of the absent engines of a class; those that the job names itself stay."""

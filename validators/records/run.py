@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from validators.errors import RefusalKind
+from validators.processors import Processor
 from validators.providers import GPU_PROVIDERS
 from validators.records.engines import Engine
 from validators.records.generation import DecoderBytes
@@ -124,6 +125,11 @@ class Inventory:
     absent: tuple[AbsentEngine, ...] = ()
 
     @property
+    def processor(self) -> Processor:
+        """The processor, for what depends on its instruction sets."""
+        return Processor(self.isa)
+
+    @property
     def device_key(self) -> str:
         """Parts of the inventory to which an approval is tied: processor, instruction sets, cores, GPU, driver, runtimes."""
         runtime = ",".join(f"{name} {version}" for name, version in sorted(self.runtimes.items()))
@@ -176,6 +182,7 @@ class Variant:
     `path` is the portable ONNX file, or a package that was compiled in `compile_seconds`; `engine`, if TensorRT runs the
     variant, was built from the ONNX file for one device. `proof` says how its numbers were obtained. `changes` counts the edits
     of the graph pass, by description; `notes` holds remarks for readers. `decoder` holds the bytes of a decoder.
+    `saturates_without`: sums of its INT8 products saturate on x86 processors that have none of these instruction sets.
     """
 
     candidate: str
@@ -189,6 +196,7 @@ class Variant:
     engine: Engine | None = None
     compile_seconds: float | None = None
     decoder: DecoderBytes | None = None
+    saturates_without: tuple[str, ...] = ()
 
     @property
     def measured_as(self) -> tuple[Any, ...]:

@@ -4,7 +4,8 @@ MLflow copies this file beside the variant and runs it where the model is loaded
 the runtime, but nothing of quantgate.
 
 A file that differs from the approved one, or a provider that would not run it, is an error. For a version or device other than
-the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default) or `refuse`. With fewer usable cores than at the approval, the
+the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default), `refuse`, or `allow`, which also opens a version whose sums
+saturate on this processor. With fewer usable cores than at the approval, the
 session gets at most that many threads, or the number in `QUANTGATE_THREADS`. OpenVINO keeps the compiled model in the folder
 `QUANTGATE_CACHE`, if it is set, and loads it from there the next time.
 """
@@ -36,16 +37,16 @@ CACHE = "QUANTGATE_CACHE"
 EVIDENCE = "QUANTGATE_REQUIRE_EVIDENCE"
 
 
-def _refuses() -> bool:
-    """Return whether a mismatch is an error.
+def _policy() -> str:
+    """Return the reaction to a mismatch.
 
     Raises:
-        RuntimeError: the variable is neither `warn` nor `refuse`.
+        RuntimeError: the variable has another value.
     """
     answer = os.environ.get(POLICY, "warn")
-    if answer not in ("warn", "refuse"):
-        raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
-    return answer == "refuse"
+    if answer not in ("warn", "refuse", "allow"):
+        raise RuntimeError(f"found {POLICY}={answer}; expected warn, refuse or allow; set one of them")
+    return answer
 
 
 def _mismatch(found: str, approved: str, fix: str) -> None:
@@ -54,7 +55,7 @@ def _mismatch(found: str, approved: str, fix: str) -> None:
     Raises:
         RuntimeError: QUANTGATE_MISMATCH=refuse.
     """
-    if _refuses():
+    if _policy() == "refuse":
         raise RuntimeError(
             f"found {found}; expected {approved}, on which the variant was approved; {fix}, or set {POLICY}=warn"
         )
@@ -185,6 +186,27 @@ def _check_device(hardware: dict[str, Any]) -> None:
     if cores < hardware["cores"]:
         capped = f"threads are capped at the usable cores, or set by {THREADS}"
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")
+
+
+def _check_sums(manifest: dict[str, Any]) -> None:
+    """Refuse a version whose sums of INT8 products saturate on this processor: it gives other answers than were approved.
+
+    Raises:
+        RuntimeError: they do, and QUANTGATE_MISMATCH is not `allow`.
+    """
+    needed = manifest.get("saturates_without") or ()
+    flags = _processor_here()[1]
+    if not needed or "avx2" not in flags or flags.intersection(needed):
+        return
+    *others, last = needed
+    found = f"a processor without {', '.join(others)} and {last}, on which sums of the version's INT8 products saturate"
+    if _policy() != "allow":
+        raise RuntimeError(
+            f"found {found}: it gives other answers than were approved; expected a processor with one of them; load it there, "
+            "have quantgate approve the model on this one, or with `portable: true` in the job for both, or set "
+            f"{POLICY}=allow to open it all the same"
+        )
+    warnings.warn(f"found {found}: it gives other answers than were approved ({POLICY}=allow)", stacklevel=3)
 
 
 OPENVINO, GENAI, OPENVINO_DECODER = "OpenVINO", "OnnxRuntimeGenAI", "OpenVINODecoder"
@@ -579,7 +601,8 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
 
         Raises:
             RuntimeError: a file differs from the approved one, another provider would run the model, a library of custom
-                operators is missing, or version or device differ from the approval and QUANTGATE_MISMATCH=refuse.
+                operators is missing, sums saturate on this processor and QUANTGATE_MISMATCH is not `allow`, or version or
+                device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
         if os.environ.get(EVIDENCE):
             from evidence_check.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
@@ -588,7 +611,8 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])
-        _refuses()  # report a misspelt policy even if there is no mismatch
+        _policy()  # report a misspelt policy even if there is no mismatch
+        _check_sums(manifest)
         opened = OPENERS.get(manifest["session"]["provider"], _open_onnxruntime)
         threads = _threads(manifest["session"]["threads"], manifest["hardware"])
         self.session, self.answer = opened(folder, manifest, threads)

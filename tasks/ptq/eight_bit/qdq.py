@@ -95,7 +95,13 @@ def quantize_qdq(
     if ranges is None:
         plan = place_weights(proto.graph, keep_float)
     elif rules == "openvino":
-        plan = place_for_openvino(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float)
+        plan = place_for_openvino(
+            proto.graph,
+            ranges,
+            every_operator=every_operator,
+            keep_float=keep_float,
+            adds_pairs_in_16_bits=weights.bits == 7,
+        )
     else:
         plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
     if not plan.nodes:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from tasks.ptq.build_variant import Materials
+from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.ptq.inductor.compiler import run_compiler
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
 from validators.errors import CandidateRefused
@@ -54,7 +54,7 @@ def inductor_form(
             "recipe": asdict(candidate),
             "device": device,
             "for_gpu": for_gpu,
-            "weight_bits": 7 if materials.reduced_range else 8,
+            "weight_bits": weight_bits(candidate, materials.processor),
             "threads": materials.threads,
             "batches": [str(folder / f"{index}.npz") for index in range(len(batches))],
             "inputs": [value.name for value in graph.input],

@@ -70,14 +70,6 @@ def why_no_int8() -> Missing | None:
     return None
 
 
-def has_bf16() -> bool:
-    """Return True if the processor has instructions for bfloat16, by torch's own list."""
-    import torch
-
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "arm_bf16"))
-
-
 class InductorRunner:
     """A compiled package on the processor; see `tasks.runtimes.runner.Runner`."""
 

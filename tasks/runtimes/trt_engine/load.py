@@ -27,8 +27,8 @@ from .run import EngineRunner
 from .stale import digest_file, digest_onnx, same_machine, why_stale
 
 ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
-# Environment variable for a stale engine: "warn" (default) rebuilds it, "refuse" raises. The same variable applies in
-# `tasks/champion/consumer/consumer.py` to every mismatch between a version and the machine that loads it.
+# Environment variable for a stale engine: "warn" (default) and "allow" rebuild it, "refuse" raises. The same variable applies
+# in `tasks/champion/consumer/consumer.py` to every mismatch between a version and the machine that loads it.
 POLICY = "QUANTGATE_MISMATCH"
 # Environment variable: a folder where engines that were rebuilt here are kept.
 CACHE = "QUANTGATE_CACHE"
@@ -97,13 +97,13 @@ def _refuses() -> bool:
     """Return whether a stale engine is an error.
 
     Raises:
-        RuntimeError: the variable is neither `warn` nor `refuse`, or only its former name is set.
+        RuntimeError: the variable is neither `warn`, `refuse` nor `allow`, or only its former name is set.
     """
     if POLICY not in os.environ and FORMER in os.environ:
         raise RuntimeError(f"found {FORMER}; expected {POLICY}, which replaced it; set that to warn or refuse")
     answer = os.environ.get(POLICY, "warn")
-    if answer not in ("warn", "refuse"):
-        raise RuntimeError(f"found {POLICY}={answer}; expected warn or refuse; set one of them")
+    if answer not in ("warn", "refuse", "allow"):
+        raise RuntimeError(f"found {POLICY}={answer}; expected warn, refuse or allow; set one of them")
     return answer == "refuse"
 
 

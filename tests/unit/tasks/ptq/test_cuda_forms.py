@@ -13,6 +13,7 @@ import pytest
 from conftest import Tiny, statistics_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import AMX, AVX2
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
@@ -64,7 +65,7 @@ def materials(tiny: Tiny, folder: Path) -> Materials:
         ranking=no,
         batches=no,
         grams=grams,
-        reduced_range=True,
+        processor=AVX2,
     )
 
 
@@ -173,7 +174,7 @@ def test_sums_are_those_of_the_tensors_that_carry_the_values(tmp_path: Path) -> 
 )
 def test_a_recipe_without_kernels_is_refused(name: str, words: str) -> None:
     with pytest.raises(CandidateRefused, match=words) as caught:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
     assert caught.value.kind == "unsupported" and caught.value.fix
 
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from exported_models import LENGTH, TOKENS, transformer
 from numpy.typing import NDArray
+from processors import HERE
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
@@ -87,6 +88,7 @@ def materials_of(source: Path, folder: Path) -> Materials:
         ranking=lambda candidate: (),
         batches=lambda: batches,
         grams=lambda candidate, model: {},
+        processor=HERE,
     )
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import AMX
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
@@ -294,15 +295,8 @@ def test_tables_of_embeddings_become_integers_by_row(ranges: Ranges | None, tmp_
 )
 def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
     with pytest.raises(CandidateRefused, match=words) as caught:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
     assert caught.value.kind == "unsupported" and caught.value.fix
-
-
-def test_ranges_at_run_time_need_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.targets.openvino.instruction_sets", lambda: ("avx2", "avx512f"))
-    refuse_other_targets(decode("int8-static-mse-pc@openvino"))
-    with pytest.raises(CandidateRefused, match="without VNNI"):
-        refuse_other_targets(decode("int8-dynamic-pc@openvino"))
 
 
 def test_options_that_decide_speed_are_in_the_settings() -> None:
@@ -326,6 +320,6 @@ def test_options_that_decide_speed_are_in_the_settings() -> None:
 def test_the_default_list_has_forms() -> None:
     providers = set()
     for name in facts_of("openvino").default_candidates:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
         providers.add(session_settings(decode(name), 2).provider)
     assert providers == {OPENVINO}

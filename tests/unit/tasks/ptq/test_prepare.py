@@ -14,6 +14,7 @@ import pytest
 from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import AMX, HERE
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
@@ -278,7 +279,7 @@ class Workshop:
     @property
     def materials(self) -> Materials:
         return Materials(
-            self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches, self.grams
+            self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches, self.grams, HERE
         )
 
 
@@ -376,7 +377,7 @@ def test_what_this_version_cannot_do_is_refused_before_anything_is_made(
     error = caught.value
     assert error.kind == "unsupported" and words in f"{error.found} {error.expected} {error.fix}"
     assert workshop.asked == [] and not list(tmp_path.iterdir())
-    refuse_other_targets(decode("int8-dynamic-pc@ort-cpu"))
+    refuse_other_targets(decode("int8-dynamic-pc@ort-cpu"), AMX)
 
 
 def test_a_graph_that_cannot_be_processed_is_refused(tiny: Tiny, tmp_path: Path) -> None:

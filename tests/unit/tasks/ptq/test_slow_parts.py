@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from processors import AMX
 
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
 from tasks.runtimes.kernels import Costs
@@ -93,4 +94,4 @@ def test_attempt_that_gains_most_and_enough_is_taken(
 )
 def test_target_without_such_costs_refuses_the_word(name: str) -> None:
     with pytest.raises(CandidateRefused, match="fast"):
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)

@@ -17,6 +17,7 @@ from conftest import Tiny, statistics_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from processors import AMX, AVX2
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
@@ -256,7 +257,7 @@ def materials(folder: Path) -> Materials:
         ranking=no,
         batches=no,
         grams=no,
-        reduced_range=True,
+        processor=AVX2,
     )
 
 
@@ -303,7 +304,7 @@ def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Pa
 )
 def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
     with pytest.raises(CandidateRefused, match=words) as caught:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
     assert caught.value.kind == "unsupported" and caught.value.fix
 
 

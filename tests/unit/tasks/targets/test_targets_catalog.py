@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import get_args
 
 import pytest
+from processors import AMX
 from pydantic import TypeAdapter, ValidationError
 
 from tasks.measure.inventory import take_inventory
@@ -87,7 +88,7 @@ def test_every_target_has_every_fact(target: Target) -> None:
     names = [name for name in target.facts.default_candidates if name.endswith(tuple(f"@{one}" for one in engines))]
     assert names and target.facts.fused_words and target.facts.int8_words
     for name in names:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
         engine = find_target(decode(name).target)
         assert session_settings(decode(name), 2).provider == engine.facts.provider
     # Versions that an approval is tied to; a class has those of its engines.
@@ -138,7 +139,7 @@ def test_a_target_of_a_package_is_one_like_ours(install: Install) -> None:
     assert Candidate("fp8", "acme-npu").is_simulated
     assert session_settings(candidate, 3) == session_settings(replace(candidate, target="ort-cpu"), 3)
     with pytest.raises(CandidateRefused, match="fp16 on acme-npu"):
-        refuse_other_targets(decode("fp16@acme-npu"))
+        refuse_other_targets(decode("fp16@acme-npu"), AMX)
     known = TypeAdapter(TargetName)
     assert known.validate_python("acme-npu") == "acme-npu"
     assert known.json_schema() == {"enum": [*BUILT_IN, "acme-npu"], "type": "string"}
@@ -273,14 +274,14 @@ def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
 )
 def test_a_target_refuses_recipes_that_it_has_no_kernels_for(recipe: str, words: str) -> None:
     with pytest.raises(CandidateRefused) as caught:
-        refuse_other_targets(decode(recipe))
+        refuse_other_targets(decode(recipe), AMX)
     assert words in caught.value.found
 
 
 @pytest.mark.parametrize("target", ["ort-genai", "openvino-decoder", "cpu-decoder"])
 def test_a_target_for_decoders_makes_its_own_defaults(target: str) -> None:
     for name in facts_of(target).default_candidates:
-        refuse_other_targets(decode(name))
+        refuse_other_targets(decode(name), AMX)
 
 
 def test_the_bits_of_a_cache_in_openvino_are_those_of_the_candidate() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
+from processors import HERE
 
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import reduction
@@ -56,6 +57,7 @@ def materials(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Materials
         lambda _: (),
         lambda: (),
         lambda *_: {},
+        HERE,
     )
 
 

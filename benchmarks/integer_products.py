@@ -1,0 +1,274 @@
+"""Table of integer products: which engine, operator and number of weight bits give exact sums on a kind of processor.
+
+    python benchmarks/integer_products.py               # every kind that this processor can stand in for: half an hour
+    python benchmarks/integer_products.py avx2 amx      # some; the rows of others are kept
+    python benchmarks/integer_products.py --without torch-inductor      # whose programs are compiled: minutes
+
+Each source multiplies by weights of -1 and 1, and is fed with zeros and ones, or with -1 and 1. The grid of any INT8 recipe
+holds them, so the float model is the reference, and only a sum that saturates differs from it by more than a few steps. A kind
+with fewer instruction sets than this processor has runs in processes that are told so (`tests/support/other_processor.py`).
+Prints the table, and writes `benchmarks/results/integer_products.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from integer_products_models import MODELS, PROGRAM, PROGRAM_OUTPUTS, PROGRAM_RECIPES, PROGRAM_WEIGHTS, signs
+from numpy.typing import NDArray
+
+from tasks.evidence.torch_export import Original, convert
+from tasks.measure.inventory import processor_name, this_processor
+from tasks.ptq.build_variant import Materials, weights_form
+from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.graph.prepare import prepare_graph
+from tasks.runtimes.confined import confined_environment
+from tasks.runtimes.runner import open_runner
+from tasks.targets.catalog import find_target
+from tasks.targets.variants import session_settings
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import decode
+from validators.processors import Processor
+from validators.records.run import DataFile, SessionSettings
+from validators.samples.datasets import Arrays, Samples
+
+RESULTS = Path(__file__).parent / "results/integer_products.json"
+ROOT = Path(__file__).parents[1]
+LAUNCHER = ROOT / "tests/support/other_processor.py"
+ROWS = 64
+# Largest difference from the float model, of its largest output, of sums that are exact. Activations are rounded to 255 steps
+# twice at most; a pair that saturates loses up to half of its value.
+LARGEST_ERROR = 0.04
+# Processors by the bits of weights of variants for them.
+WEIGHT_BITS = {8: Processor(("avx2", "avx_vnni")), 7: Processor(("avx2",))}
+# Recipes whose sessions open the graphs of decoders.
+GRAPHS = {"ort-genai": "int4-g32-rtn@ort-cpu", "openvino-decoder": "int4-g32-rtn@openvino"}
+BASELINE = SessionSettings("CPUExecutionProvider", 1)
+
+
+class Row(NamedTuple):
+    """One line: an operator by an engine's recipe, for weights of these bits, and the largest relative error."""
+
+    engine: str
+    operator: str
+    recipe: str
+    weight_bits: int
+    error: float | None
+    reason: str = ""
+
+
+class Source:
+    """A source in a folder with what its recipes need, for inputs of one sign or of both."""
+
+    def __init__(self, folder: Path, shapes: dict[str, tuple[int, ...]], *, signed: bool) -> None:
+        """Take the model at `folder/source.onnx`."""
+        rng = np.random.default_rng(0)
+        inputs = {}
+        for name, shape in shapes.items():
+            drawn = (rng.random((ROWS, *shape)) < 0.9).astype(np.float32)
+            drawn[0] = 1  # the largest sum of all
+            inputs[name] = 2 * drawn - 1 if signed else drawn
+        self.folder = folder
+        self.samples = Samples(DataFile(folder / "source.onnx", "", ROWS), inputs, None, {})
+        self.program = folder / "program.pt2" if (folder / "program.pt2").exists() else None
+
+    @cached_property
+    def prepared(self) -> Path:
+        """The source after the passes that all recipes start from."""
+        prepare_graph(self.folder / "source.onnx", self.folder / "prepared.onnx")
+        return self.folder / "prepared.onnx"
+
+    @cached_property
+    def statistics(self) -> Path:
+        """The calibration statistics."""
+        calibrate(self.prepared, self.samples, self.folder / "statistics.npz", threads=1, max_memory_mb=500)
+        return self.folder / "statistics.npz"
+
+    def materials(self, processor: Processor) -> Materials:
+        """Inputs of the passes, with the source as its own fused graph."""
+        return Materials(
+            prepared=lambda: self.prepared,
+            fused=lambda: self.folder / "source.onnx",
+            smoothed=NotImplemented,
+            statistics=lambda _: self.statistics,
+            ranking=NotImplemented,
+            batches=lambda: list(self.samples.batches(ROWS)),
+            grams=NotImplemented,
+            processor=processor,
+            program=self.program,
+        )
+
+    @cached_property
+    def expected(self) -> list[tuple[Arrays, list[NDArray[Any]]]]:
+        """Requests of one row, whose kernels are others, and of all, with the outputs of the float model."""
+        found = []
+        for rows in (1, 5, ROWS):
+            (batch,) = self.samples.batches(rows, [0])
+            found.append((batch, run(self.folder / "source.onnx", BASELINE, batch)))
+        return found
+
+    def errors(self, name: str, bits: int) -> NDArray[np.float64]:
+        """Make a variant and return the largest error of each output, relative to its largest value.
+
+        Raises:
+            CandidateRefused: the engine does not make or run it.
+        """
+        candidate = decode(name)
+        target = find_target(candidate.target)
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            path = Path(folder) / Path(target.artifact).name
+            form = weights_form if target.facts.generates else target.passes[candidate.precision]
+            form(candidate, self.materials(WEIGHT_BITS[bits]), path)
+            # The graphs of decoders are opened as they are.
+            settings = session_settings(decode(GRAPHS.get(candidate.target, name)), 1)
+            worst = np.zeros(len(self.expected[0][1]))
+            for batch, expected in self.expected:
+                for index, (found, wanted) in enumerate(zip(run(path, settings, batch), expected, strict=True)):
+                    worst[index] = max(worst[index], np.abs(found - wanted).max() / np.abs(wanted).max())
+        return worst
+
+
+def run(model: Path, settings: SessionSettings, batch: Arrays) -> list[NDArray[Any]]:
+    """Return all outputs."""
+    with open_runner(model, settings) as runner:
+        outputs = runner.run(batch, [spec.name for spec in runner.outputs])
+    return [np.asarray(output, np.float64) for output in outputs]
+
+
+def rows_of(operators: Iterable[str], recipes: Iterable[str], sources: list[Source]) -> Iterator[Row]:
+    """Yield the rows of sources that differ in the signs of their inputs: the larger error counts."""
+    for name in recipes:
+        engine = name.partition("@")[2]
+        for bits in WEIGHT_BITS:
+            try:
+                found = np.max([source.errors(name, bits) for source in sources], axis=0)
+            except CandidateRefused as refusal:
+                yield from (Row(engine, one, name, bits, None, refusal.found) for one in operators)
+                continue
+            yield from (
+                Row(engine, one, name, bits, float(f"{error:.2g}")) for one, error in zip(operators, found, strict=True)
+            )
+
+
+def onnx_rows(without: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the rows of engines that take ONNX files."""
+    for operator, make in MODELS.items():
+        model = make()
+        with tempfile.TemporaryDirectory() as folder:
+            sources = []
+            for signed in (False, True):
+                here = Path(folder) / f"signed-{signed}"
+                here.mkdir()
+                model.save(here / "source.onnx")
+                sources.append(Source(here, dict(model.shapes), signed=signed))
+            recipes = [name for name in model.recipes if not name.endswith(without)]
+            yield from rows_of([operator], recipes, sources)
+
+
+def program_rows() -> Iterator[Row]:
+    """Yield the rows of TorchInductor, from one program with an output for each operator."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = []
+        for signed in (False, True):
+            here = Path(folder) / f"signed-{signed}"
+            here.mkdir()
+            weights = {name: signs(*shape, axis=0) for name, shape in PROGRAM_WEIGHTS.items()}
+            np.savez(here / "weights.npz", **weights)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+            subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(here)], env=confined_environment(here), check=True
+            )
+            convert(Original("program", here / "original.pt2"), here / "source.onnx")
+            name = onnx.load(here / "source.onnx").graph.input[0].name
+            sources.append(Source(here, {name: (512,)}, signed=signed))
+        yield from rows_of(PROGRAM_OUTPUTS, PROGRAM_RECIPES, sources)
+
+
+def verdict(row: Row) -> str:
+    """Return the cell of a row."""
+    if row.error is None:
+        return "refused"
+    return "exact" if row.error <= LARGEST_ERROR else f"saturates ({row.error:.0%})"
+
+
+def measure(kind: str, without: tuple[str, ...]) -> dict[str, Any]:
+    """Run the rows of a kind in a process of that kind."""
+    command = [
+        sys.executable,
+        str(LAUNCHER),
+        kind,
+        sys.executable,
+        "-W",
+        "ignore",
+        __file__,
+        "--here",
+        *(word for engine in without for word in ("--without", engine)),
+    ]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def here(without: tuple[str, ...]) -> dict[str, Any]:
+    """Return the rows of this process, with the processor and the versions."""
+    rows = list(onnx_rows(without))
+    if "torch-inductor" not in without:
+        rows += program_rows()
+    libraries = ("onnxruntime", "openvino", "torch", "torchao")
+    return {
+        "processor": processor_name(),
+        "isa": this_processor().isa,
+        "versions": {name: metadata.version(name) for name in libraries},
+        "rows": [row._asdict() for row in rows],
+    }
+
+
+def table(kinds: dict[str, Any]) -> str:
+    """Return the rows as Markdown, one column for each kind."""
+    lines = [f"| engine | operator | recipe | weights | {' | '.join(kinds)} |", "|---" * (4 + len(kinds)) + "|"]
+    cells: dict[tuple[Any, ...], dict[str, str]] = {}
+    for kind, found in kinds.items():
+        for line in found["rows"]:
+            row = Row(**line)
+            recipe = row.recipe.partition("@")[0]
+            cells.setdefault((row.engine, row.operator, recipe, f"{row.weight_bits} bits"), {})[kind] = verdict(row)
+    for key, by_kind in cells.items():
+        lines.append(f"| {' | '.join(key)} | {' | '.join(by_kind.get(kind, '') for kind in kinds)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, keep, print."""
+    sys.path.insert(0, str(LAUNCHER.parent))
+    from other_processor import KINDS, kinds_here
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; all that run here if none is given")
+    parser.add_argument("--without", action="append", default=[], metavar="ENGINE")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.here:
+        print(json.dumps(here(tuple(given.without))))
+        return
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for kind in given.kinds or kinds_here():
+        found = measure(kind, tuple(given.without))
+        others = [row for row in kept.get(kind, {}).get("rows", ()) if row["engine"] in given.without]
+        kept[kind] = found | {"rows": found["rows"] + others}
+        ordered = {kind: kept[kind] for kind in KINDS if kind in kept}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    print(table({kind: kept[kind] for kind in KINDS if kind in kept}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Processors for tests: every kind by its instruction sets, and those whose variants this machine computes exactly."""
+
+from __future__ import annotations
+
+from tasks.measure.inventory import this_processor
+from validators.processors import Processor
+
+KINDS = {
+    "AVX2": Processor(("avx2",)),
+    "AVX-VNNI": Processor(("avx2", "avx_vnni")),
+    "AVX-VNNI with bfloat16": Processor(("avx2", "avx_vnni", "avx_ne_convert")),
+    "AVX512": Processor(("avx2", "avx512f")),
+    "AVX512-VNNI": Processor(("avx2", "avx512f", "avx512_vnni")),
+    "AVX512-VNNI with bfloat16": Processor(("avx2", "avx512f", "avx512_vnni", "avx512_bf16")),
+    "AMX": Processor(("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")),
+    "ARM": Processor(("asimddp",)),
+    "ARM with i8mm": Processor(("asimddp", "i8mm", "bf16", "sve")),
+}
+AVX2, AMX = KINDS["AVX2"], KINDS["AMX"]
+HERE = this_processor()
+# Variants for these have exact sums in this machine's kernels: its own, and where 8 bits are exact, those of 7 bits too.
+RUN_HERE = (AVX2,) if HERE.adds_pairs_in_16_bits else (AVX2, HERE)
