@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +32,7 @@ from tasks.evidence.torch_export import Original, convert
 from tasks.measure.inventory import processor_name, this_processor
 from tasks.ptq.build_variant import Materials, weights_form
 from tasks.ptq.calibrate.calibration import calibrate
+from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.runner import open_runner
@@ -52,20 +53,28 @@ ROWS = 64
 LARGEST_ERROR = 0.04
 # Processors by the bits of weights of variants for them.
 WEIGHT_BITS = {8: Processor(("avx2", "avx_vnni")), 7: Processor(("avx2",))}
+# Bits of weights in blocks, by the precision; the processor does not change them.
+BLOCK_BITS = {"int4": (4,), "int8": (8,)}
 # Recipes whose sessions open the graphs of decoders.
 GRAPHS = {"ort-genai": "int4-g32-rtn@ort-cpu", "openvino-decoder": "int4-g32-rtn@openvino"}
 BASELINE = SessionSettings("CPUExecutionProvider", 1)
 
 
 class Row(NamedTuple):
-    """One line: an operator by an engine's recipe, for weights of these bits, and the largest relative error."""
+    """An operator by a candidate whose weights have these bits: the largest relative error, or the reason of a refusal."""
 
-    engine: str
     operator: str
-    recipe: str
+    candidate: str
     weight_bits: int
     error: float | None
     reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The cell of the table."""
+        if self.error is None:
+            return "not made"
+        return "exact" if self.error <= LARGEST_ERROR else "saturates"
 
 
 class Source:
@@ -90,21 +99,28 @@ class Source:
         return self.folder / "prepared.onnx"
 
     @cached_property
-    def statistics(self) -> Path:
-        """The calibration statistics."""
-        calibrate(self.prepared, self.samples, self.folder / "statistics.npz", threads=1, max_memory_mb=500)
-        return self.folder / "statistics.npz"
+    def smoothed(self) -> SmoothedGraph:
+        """The graph after SmoothQuant."""
+        path = self.folder / "smoothed.onnx"
+        smooth(self.prepared, path, read_channels(self.prepared, list(self.samples.batches(ROWS))), symmetric=False)
+        return SmoothedGraph(path, 0, 0)
+
+    def measured(self, graph: Path) -> Path:
+        """Return the calibration statistics of a graph."""
+        path = graph.with_suffix(".npz")
+        calibrate(graph, self.samples, path, threads=1, max_memory_mb=500)
+        return path
 
     def materials(self, processor: Processor) -> Materials:
         """Inputs of the passes, with the source as its own fused graph."""
         return Materials(
             prepared=lambda: self.prepared,
             fused=lambda: self.folder / "source.onnx",
-            smoothed=NotImplemented,
-            statistics=lambda _: self.statistics,
-            ranking=NotImplemented,
+            smoothed=lambda: self.smoothed,
+            statistics=lambda smooth: self.measured(self.smoothed.path if smooth else self.prepared),
+            ranking=lambda _: (),
             batches=lambda: list(self.samples.batches(ROWS)),
-            grams=NotImplemented,
+            grams=lambda *_: {},
             processor=processor,
             program=self.program,
         )
@@ -129,7 +145,7 @@ class Source:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             path = Path(folder) / Path(target.artifact).name
             form = weights_form if target.facts.generates else target.passes[candidate.precision]
-            form(candidate, self.materials(WEIGHT_BITS[bits]), path)
+            form(candidate, self.materials(WEIGHT_BITS.get(bits, WEIGHT_BITS[8])), path)
             # The graphs of decoders are opened as they are.
             settings = session_settings(decode(GRAPHS.get(candidate.target, name)), 1)
             worst = np.zeros(len(self.expected[0][1]))
@@ -146,19 +162,17 @@ def run(model: Path, settings: SessionSettings, batch: Arrays) -> list[NDArray[A
     return [np.asarray(output, np.float64) for output in outputs]
 
 
-def rows_of(operators: Iterable[str], recipes: Iterable[str], sources: list[Source]) -> Iterator[Row]:
+def rows_of(operators: Sequence[str], recipes: Iterable[str], sources: list[Source]) -> Iterator[Row]:
     """Yield the rows of sources that differ in the signs of their inputs: the larger error counts."""
     for name in recipes:
-        engine = name.partition("@")[2]
-        for bits in WEIGHT_BITS:
+        for bits in BLOCK_BITS.get(name.partition("-g")[0], tuple(WEIGHT_BITS)):
             try:
                 found = np.max([source.errors(name, bits) for source in sources], axis=0)
             except CandidateRefused as refusal:
-                yield from (Row(engine, one, name, bits, None, refusal.found) for one in operators)
+                yield from (Row(operator, name, bits, None, refusal.found) for operator in operators)
                 continue
-            yield from (
-                Row(engine, one, name, bits, float(f"{error:.2g}")) for one, error in zip(operators, found, strict=True)
-            )
+            for operator, error in zip(operators, found, strict=True):
+                yield Row(operator, name, bits, float(f"{error:.2g}"))
 
 
 def onnx_rows(without: tuple[str, ...]) -> Iterator[Row]:
@@ -194,13 +208,6 @@ def program_rows() -> Iterator[Row]:
         yield from rows_of(PROGRAM_OUTPUTS, PROGRAM_RECIPES, sources)
 
 
-def verdict(row: Row) -> str:
-    """Return the cell of a row."""
-    if row.error is None:
-        return "refused"
-    return "exact" if row.error <= LARGEST_ERROR else f"saturates ({row.error:.0%})"
-
-
 def measure(kind: str, without: tuple[str, ...]) -> dict[str, Any]:
     """Run the rows of a kind in a process of that kind."""
     command = [
@@ -234,16 +241,22 @@ def here(without: tuple[str, ...]) -> dict[str, Any]:
 
 
 def table(kinds: dict[str, Any]) -> str:
-    """Return the rows as Markdown, one column for each kind."""
-    lines = [f"| engine | operator | recipe | weights | {' | '.join(kinds)} |", "|---" * (4 + len(kinds)) + "|"]
-    cells: dict[tuple[Any, ...], dict[str, str]] = {}
+    """Return the rows as Markdown, with a column for each kind; recipes of an engine that agree everywhere share a row."""
+    cells: dict[tuple[str, str, int], dict[str, str]] = {}
     for kind, found in kinds.items():
         for line in found["rows"]:
             row = Row(**line)
-            recipe = row.recipe.partition("@")[0]
-            cells.setdefault((row.engine, row.operator, recipe, f"{row.weight_bits} bits"), {})[kind] = verdict(row)
-    for key, by_kind in cells.items():
-        lines.append(f"| {' | '.join(key)} | {' | '.join(by_kind.get(kind, '') for kind in kinds)} |")
+            cells.setdefault((row.operator, row.candidate, row.weight_bits), {})[kind] = row.verdict
+    shared: dict[tuple[Any, ...], list[str]] = {}
+    for (operator, candidate, bits), by_kind in cells.items():
+        recipe, _, engine = candidate.partition("@")
+        verdicts = tuple(by_kind.get(kind, "") for kind in kinds)
+        if set(verdicts) != {"not made"}:
+            shared.setdefault((engine, operator, bits, verdicts), []).append(recipe.replace("-minmax-pc", ""))
+    lines = [f"| engine | operator | recipes | weights | {' | '.join(kinds)} |", "|---" * (4 + len(kinds)) + "|"]
+    for (engine, operator, bits, verdicts), recipes in shared.items():
+        words = ", ".join(recipe.removesuffix("-pc").replace("-pc+", "+") for recipe in recipes)
+        lines.append(f"| `{engine}` | {operator} | {words} | {bits} bits | {' | '.join(verdicts)} |")
     return "\n".join(lines)
 
 
@@ -263,7 +276,7 @@ def main() -> None:
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for kind in given.kinds or kinds_here():
         found = measure(kind, tuple(given.without))
-        others = [row for row in kept.get(kind, {}).get("rows", ()) if row["engine"] in given.without]
+        others = [row for row in kept.get(kind, {}).get("rows", ()) if row["candidate"].endswith(tuple(given.without))]
         kept[kind] = found | {"rows": found["rows"] + others}
         ordered = {kind: kept[kind] for kind in KINDS if kind in kept}
         RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")

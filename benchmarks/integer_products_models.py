@@ -26,8 +26,6 @@ class Model:
     constants: Constants
     recipes: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    # Arithmetic other than the product moves what is quantized again: the state of a recurrent layer.
-    rounds: bool = False
 
     def save(self, path: Path) -> None:
         """Write the source, with a dynamic batch."""
@@ -63,25 +61,25 @@ def _conv(kind: str, weights: NDArray[np.float32], recipes: tuple[str, ...] = IN
     return Model((node,), {"w": weights}, recipes, {"x": (32, 8, 8)})
 
 
-def _recurrent(kind: str, gates: int, units: int, features: int) -> Model:
+def _recurrent(kind: str, gates: int, units: int, features: int, **attributes: Any) -> Model:
     constants = {
         "w": signs(1, gates * units, features, axis=1) / features,
         "r": signs(1, gates * units, units, axis=1) / units,
     }
     nodes = (
         helper.make_node("Transpose", ["x"], ["steps"], name="steps", perm=[1, 0, 2]),
-        helper.make_node(kind, ["steps", "w", "r"], ["all", "last"], name=kind, hidden_size=units),
+        helper.make_node(kind, ["steps", "w", "r"], ["all", "last"], name=kind, hidden_size=units, **attributes),
         _node("Squeeze", "last zero", "y"),
     )
     constants["zero"] = np.array([0], np.int64)
-    return Model(nodes, constants, (f"{DYNAMIC}@{ORT}", f"{STATIC}@{ORT}"), {"x": (6, features)}, rounds=True)
+    return Model(nodes, constants, (f"{DYNAMIC}@{ORT}",), {"x": (6, features)})
 
 
 def _attention() -> Model:
     weights = signs(64, 192, axis=1) / 64
     node = helper.make_node("Attention", ["x", "w", "b"], ["y"], name="attention", domain="com.microsoft", num_heads=4)
     constants = {"w": weights, "b": np.zeros(192, np.float32)}
-    return Model((node,), constants, (f"{DYNAMIC}+fused@{ORT}",), {"x": (16, 64)}, rounds=True)
+    return Model((node,), constants, (f"{DYNAMIC}+fused@{ORT}",), {"x": (16, 64)})
 
 
 # By the operator of the table.
@@ -89,7 +87,12 @@ MODELS: dict[str, Callable[[], Model]] = {
     "MatMul": lambda: Model(
         (_node("MatMul", "x w", "y"),),
         {"w": signs(512, 64, axis=1)},
-        (*IN_PAIRS, f"{STATIC}-s8s8@{ORT}", f"{DYNAMIC}@{ORT}", f"{DYNAMIC}@{OPENVINO}"),
+        (
+            *IN_PAIRS,
+            *(f"{STATIC}-{word}@{ORT}" for word in ("s8s8", "bc", "smooth")),
+            f"{DYNAMIC}@{ORT}",
+            f"{DYNAMIC}@{OPENVINO}",
+        ),
         {"x": (512,)},
     ),
     "Gemm": lambda: Model(
@@ -110,20 +113,18 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "Attention": _attention,
     "LSTM": lambda: _recurrent("LSTM", 4, 64, 64),
-    "GRU": lambda: _recurrent("GRU", 3, 256, 64),
+    "GRU": lambda: _recurrent("GRU", 3, 256, 64, linear_before_reset=1),
     "MatMul, INT4 blocks": lambda: Model(
         (_node("MatMul", "x w", "y"),),
-        {"w": signs(512, 64, axis=1)},
+        {"w": np.minimum(signs(512, 64, axis=1), np.float32(7 / 8))},  # -8 and 7 of the steps of INT4
         tuple(f"int4-g32-rtn@{engine}" for engine in (ORT, OPENVINO)),
         {"x": (512,)},
-        rounds=True,
     ),
     "MatMul, INT8 blocks": lambda: Model(
         (_node("MatMul", "x w", "y"),),
         {"w": signs(512, 64, axis=1)},
         ("int8-g32-rtn@ort-genai", "int8-g64-rtn@openvino-decoder"),
         {"x": (512,)},
-        rounds=True,
     ),
 }
 

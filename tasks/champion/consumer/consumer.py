@@ -179,10 +179,10 @@ def _check_device(hardware: dict[str, Any]) -> None:
     name, flags, cores = _processor_here()
     if name != hardware["processor"]:
         _mismatch(f"processor {name}", hardware["processor"], fix)
-    for flag, had in hardware["isa"].items():
-        if (flag in flags) != had:
-            words = ("with", "without") if flag in flags else ("without", "with")
-            _mismatch(f"a processor {words[0]} {flag}", f"one {words[1]}", fix)
+    for had, here, there in ((True, "without", "with"), (False, "with", "without")):
+        others = [flag for flag, one in hardware["isa"].items() if one == had != (flag in flags)]
+        if others:
+            _mismatch(f"a processor {here} {', '.join(others)}", f"one {there} {'them' if others[1:] else 'it'}", fix)
     if cores < hardware["cores"]:
         capped = f"threads are capped at the usable cores, or set by {THREADS}"
         _mismatch(f"{cores} cores to compute on", str(hardware["cores"]), f"{capped}; {fix}")

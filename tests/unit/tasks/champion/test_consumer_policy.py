@@ -146,6 +146,66 @@ def test_a_mismatch_is_refused_if_told_so(
         opened(consumer, tmp_path, version)
 
 
+AVX2, VNNI = {"avx2"}, {"avx2", "avx_vnni"}
+
+
+@pytest.mark.parametrize("policy", [None, "warn", "refuse"])
+def test_saturating_sums_are_refused_by_default(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str | None
+) -> None:
+    monkeypatch.delenv(consumer.POLICY, raising=False)
+    if policy:
+        monkeypatch.setenv(consumer.POLICY, policy)
+    version["saturates_without"] = ["avx512_vnni", "avx_vnni", "amx_int8"]
+    monkeypatch.setattr(consumer, "_processor_here", lambda: (version["hardware"]["processor"], AVX2, 8))
+    with pytest.raises(
+        RuntimeError, match=r"without avx512_vnni, avx_vnni and amx_int8.*portable: true.*=allow to open"
+    ):
+        opened(consumer, tmp_path, version)
+
+
+def test_saturating_sums_are_warned_of_where_they_are_allowed(
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else differs is a warning as well."""
+    monkeypatch.setenv(consumer.POLICY, "allow")
+    version["saturates_without"] = ["avx_vnni"]
+    older(version)
+    monkeypatch.setattr(consumer, "_processor_here", lambda: (version["hardware"]["processor"], AVX2, 8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opened(consumer, tmp_path, version)
+    told = [str(one.message) for one in caught]
+    assert "saturate: it gives other answers" in told[0] and "found onnxruntime" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [(VNNI, ["avx512_vnni", "avx_vnni"]), ({"asimddp"}, ["avx512_vnni", "avx_vnni"]), (AVX2, []), (AVX2, None)],
+    ids=["VNNI", "ARM", "a portable version", "a version of an earlier release"],
+)
+def test_sums_that_are_exact_here_are_no_mismatch(
+    consumer: ModuleType, monkeypatch: pytest.MonkeyPatch, flags: set[str], needed: list[str] | None
+) -> None:
+    monkeypatch.setattr(consumer, "_processor_here", lambda: ("Z80", flags, 8))
+    consumer._check_sums({} if needed is None else {"saturates_without": needed})
+
+
+def test_a_processor_is_one_mismatch_however_many_instructions_differ(
+    consumer: ModuleType, version: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(consumer.POLICY, raising=False)
+    version["hardware"] |= {"isa": {"one": True, "two": True, "three": False, "same": True}, "cores": 1}
+    flags = {"three", "same"}
+    monkeypatch.setattr(consumer, "_processor_here", lambda: (version["hardware"]["processor"], flags, 8))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        consumer._check_device(version["hardware"])
+    lacking, more = (str(one.message) for one in caught)
+    assert "without one, two; the variant was approved on one with them" in lacking
+    assert "with three; the variant was approved on one without it" in more
+
+
 def test_fewer_cores_than_here_are_no_mismatch(
     consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

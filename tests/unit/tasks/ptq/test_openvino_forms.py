@@ -120,6 +120,14 @@ def test_products_of_activations_read_integers_with_all() -> None:
     assert plan.left == {"y": "it reads a softmax, whose small numbers lose most in 8 bits"}
 
 
+def test_products_of_activations_stay_float_where_they_would_saturate() -> None:
+    """Weights have 7 bits there; two activations have 8."""
+    given = {"every_operator": True, "adds_pairs_in_16_bits": True}
+    assert places(attention(), **given) == {("queries", "x")}
+    plan = place_for_openvino(attention(), known(attention()), **given)
+    assert "saturate" in plan.left["scores"] and "softmax" in plan.left["y"]
+
+
 def test_softmax_behind_other_shapes_stays_float() -> None:
     nodes = [op("Softmax", "x", "s"), op("Transpose", "s", "t", perm=[0, 2, 1]), op("MatMul", "t x", "y")]
     assert places(graph_of([op("MatMul", "x w", "z"), *nodes], {"w": draw(8, 8)}, 8, 8), every_operator=True) == {
