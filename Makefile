@@ -4,7 +4,7 @@ READY := $(VENV)/.ready
 FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-faults docs lint format ui serve deploy worker audit gpu-first gpu-full image-check lock schemas clean
+.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-avx2 test-faults docs lint format ui serve deploy worker audit gpu-first gpu-full image-check lock schemas clean
 
 demo: $(READY)
 	@$(BIN)/quantgate demo
@@ -36,6 +36,10 @@ test-all: $(FLAVORS)
 # What `make test` leaves out.
 test-rest: $(FLAVORS)
 	@$(PYTEST) -m "slow and not golden"
+
+# What `make test` runs, as a processor with AVX2 alone would run it, without VNNI; the script knows other kinds.
+test-avx2: $(READY)
+	@$(BIN)/python tests/support/other_processor.py avx2 $(PYTEST) -m "golden or not slow"
 
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
 test-faults: $(READY)

@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import other_processor
 import pytest
 from conftest import Tiny
 from driving import environment, register_models, run_jobs, write_job
+from other_processor import why_not
+from processors import HERE
 from triton_proto import read_config
 
 from tasks.serving.card import MOST_BYTES
@@ -143,16 +146,21 @@ def test_another_device_is_warned_of_or_refused_there_too(
     assert "set QUANTGATE_MISMATCH=warn" in done.stderr
 
 
+def program_of(model: Path) -> str:
+    """The program in the version's README that needs ONNX Runtime alone."""
+    readme = (model / "artifacts" / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (program,) = [text for text in programs if "import onnxruntime" in text]
+    return str(program)
+
+
 def test_by_onnx_runtime_alone_as_the_readme_has_it(
     model: Path, python: Path, batch: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     """The example, word for word, in the folder of the README; then its session on real samples, as by MLflow."""
-    readme = (model / "artifacts" / "README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (program,) = [text for text in programs if "import onnxruntime" in text]
     np.save(tmp_path / "x.npy", batch)
     script = (
-        f"{program}\nimport sys\nassert 'mlflow' not in sys.modules\n"
+        f"{program_of(model)}\nimport sys\nassert 'mlflow' not in sys.modules\n"
         "np.save(sys.argv[1], session.run(names, {'x': np.load(sys.argv[2])})[0])\n"
     )
     answer = tmp_path / "answer.npy"
@@ -160,6 +168,24 @@ def test_by_onnx_runtime_alone_as_the_readme_has_it(
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == ["logits float32 (1, 4)"]
     np.testing.assert_array_equal(np.load(answer), expected(model, batch))
+
+
+def test_where_its_sums_saturate_it_is_refused(
+    state: Path, model: Path, python: Path, batch: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    """By MLflow and by the README's program; a version with weights of 7 bits, approved without VNNI, is loaded there."""
+    if why := why_not("avx2"):
+        pytest.skip(why)
+    manifest = json.loads((model / "artifacts" / "manifest.json").read_text())
+    np.save(tmp_path / "x.npy", batch)
+    without = other_processor.environment("avx2")
+    done = run(python, CONSUMER, tmp_path, f"sqlite:///{state / 'mlflow.db'}", URI, "[]", **without)
+    if HERE.adds_pairs_in_16_bits:
+        assert manifest["saturates_without"] == [] and done.returncode == 0, done.stderr[-3000:]
+        return
+    assert done.returncode != 0 and "sums of the version's INT8 products saturate" in done.stderr
+    done = run(python, program_of(model), model / "artifacts", **without)
+    assert done.returncode != 0 and "AssertionError: a processor on which" in done.stderr
 
 
 def test_the_readme_and_the_manifest_say_what_is_there(model: Path) -> None:

@@ -20,7 +20,7 @@ from tasks.serving.card import MOST_BYTES, model_card
 from tasks.serving.example import example
 from tasks.serving.promoted import FormerChampion, Promoted
 from tasks.serving.readme import version_readme
-from tasks.serving.sections import shown
+from tasks.serving.sections import shown, unchecked_device
 from validators.gates.approval import Approval
 from validators.gates.catalog import GATES
 from validators.job.job_gates import Gates
@@ -168,6 +168,25 @@ def test_the_readme_says_how_it_is_opened() -> None:
     )
     assert "| Provider | CPUExecutionProvider |" in told and "| `intra_op_num_threads` | 2 |" in told
     assert "| Entry key | value |" in told and "| p50 latency at b8 |" in told
+
+
+def test_card_and_readme_say_where_sums_saturate() -> None:
+    said = promoted()
+    needed = ("avx512_vnni", "amx_int8")
+    variant = replace(said.approval.variant, saturates_without=needed)
+    approval = replace(said.approval, trial=replace(said.approval.trial, variant=variant))
+    manifest = said.manifest | {"saturates_without": list(needed)}
+    eight_bits = replace(said, approval=approval, manifest=manifest)
+    portable = replace(said, job=said.job.model_copy(update={"portable": True}))
+    for write in (model_card, version_readme):
+        assert "with none of `avx512_vnni`, `amx_int8`, sums of its INT8 products saturate" in write(eight_bits)
+        assert "the same answers on every processor" in write(portable)
+        assert "saturate" not in write(said) and "every processor" not in write(said)
+    assert "needed = {'avx512_vnni', 'amx_int8'}" in version_readme(eight_bits)
+    assert unchecked_device(manifest)[1].startswith(
+        "on an x86 processor with none of avx512_vnni, amx_int8 sums saturate"
+    )
+    assert len(unchecked_device(said.manifest)) == 1
 
 
 def test_a_decoder_tells_speed_and_memory_of_its_answers() -> None:
