@@ -86,7 +86,7 @@ class Source:
         inputs = {}
         for name, shape in shapes.items():
             drawn = (rng.random((ROWS, *shape)) < 0.9).astype(np.float32)
-                drawn[0] = 1  # the largest sum of all
+            drawn[0] = 1  # the largest sum of all
             drawn.reshape(ROWS, -1)[:, 0] = 0  # TorchInductor gives a request of one value no steps
             inputs[name] = 2 * drawn - 1 if signed else drawn
         self.folder = folder
