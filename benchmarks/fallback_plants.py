@@ -25,6 +25,8 @@ INT8, FP16 = "int8-static-minmax-pc@ort-cpu", "fp16@ort-cpu"
 FEATURES, HIDDEN, CLASSES, STEPS, SIDE = 64, 32, 10, 6, 8
 # Activations here are near to normal: five deviations cut nothing off.
 LARGEST = 5.0
+# Weights of 7 bits, which processors that add pairs of products in 16 bits compute exactly too: every one shows the same.
+LIMIT = 64
 ON_CPU = SessionSettings(CPU, 1)
 _ZERO_POINTS: dict[str, int] = {"uint8": 128, "int8": 0, "int16": 0, "uint16": 2**15}
 
@@ -59,9 +61,9 @@ class Draft:
         """A weight that keeps the size of what it multiplies, `depth` being the length of the sum; `stored` as INT8."""
         array = (np.random.default_rng(crc32(name.encode())).normal(size=shape) / np.sqrt(depth)).astype(np.float32)
         others = None if axis is None else tuple(one for one in range(len(shape)) if one != axis)
-        scale = np.maximum(np.abs(array).max(axis=others), 1e-6).astype(np.float32) / 127
+        scale = np.maximum(np.abs(array).max(axis=others), 1e-6).astype(np.float32) / LIMIT
         spread = scale if axis is None else np.expand_dims(scale, others or ())
-        rounded = np.clip(np.rint(array / spread), -127, 127).astype(np.int8)
+        rounded = np.clip(np.rint(array / spread), -LIMIT, LIMIT).astype(np.int8)
         if not (self.quantized and stored):
             # What the INT8 weights stand for: the twins differ in activations alone.
             return self.constant(name, (rounded * spread).astype(np.float32))

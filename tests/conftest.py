@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from validators.samples.datasets import TensorSpec, load_samples
@@ -213,7 +214,13 @@ def statistics_of(prepared: Path, calibration: Path) -> Path:
 
 
 def static_int8(
-    prepared: Path, ranges: Mapping[str, Range], path: Path, *, every: bool = False, keep_float: Collection[str] = ()
+    prepared: Path,
+    ranges: Mapping[str, Range],
+    path: Path,
+    *,
+    every: bool = False,
+    keep_float: Collection[str] = (),
+    bits: WeightBits = 8,
 ) -> QdqReport:
     """INT8 static for the CPU with these ranges, per channel, UINT8 activations."""
     return quantize_qdq(
@@ -223,6 +230,6 @@ def static_int8(
         target="ort-cpu",
         every_operator=every,
         activation="uint8",
-        weights=Int8Weights(),
+        weights=Int8Weights(bits=bits),
         keep_float=keep_float,
     )

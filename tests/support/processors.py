@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.measure.inventory import this_processor
+from tasks.ptq.eight_bit.affine import WeightBits
 from validators.processors import Processor
 
 KINDS = {
@@ -20,3 +21,5 @@ AVX2, AMX = KINDS["AVX2"], KINDS["AMX"]
 HERE = this_processor()
 # Variants for these have exact sums in this machine's kernels: its own, and where 8 bits are exact, those of 7 bits too.
 RUN_HERE = (AVX2,) if HERE.adds_pairs_in_16_bits else (AVX2, HERE)
+# The bits of INT8 weights of the same variants; the last are those of this machine's own.
+BITS_HERE: tuple[WeightBits, ...] = (7,) if HERE.adds_pairs_in_16_bits else (7, 8)

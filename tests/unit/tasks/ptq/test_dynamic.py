@@ -14,8 +14,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import BITS_HERE
 
-from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
+from tasks.ptq.eight_bit.affine import WeightBits, fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.runtimes.coverage import measure_coverage
@@ -59,15 +60,16 @@ def operators(model: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(model).graph.node)
 
 
-def product(x: NDArray[Any], matrix: NDArray[np.float32]) -> NDArray[np.float64]:
+def product(x: NDArray[Any], matrix: NDArray[np.float32], bits: WeightBits) -> NDArray[np.float64]:
     """Of the numbers that UINT8 and INT8 stand for, in float64."""
     fit = fit_range(float(x.min()), float(x.max()), "uint8")
-    scales = fit_weight(matrix, 1)
-    read = read_weight(store_weight(matrix, scales, 1), scales, 1)
+    scales = fit_weight(matrix, 1, bits)
+    read = read_weight(store_weight(matrix, scales, 1, bits), scales, 1)
     return np.asarray(fit.read(fit.store(x)).astype(np.float64) @ read.astype(np.float64))
 
 
-def test_products_of_one_activation_quantize_it_once_and_take_their_biases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_products_of_one_activation_quantize_it_once_and_take_their_biases(tmp_path: Path, bits: WeightBits) -> None:
     """Bias by Add, bias of a Gemm's kind, and none: their sum is what the reference computes."""
     constants = {"q": weight(WIDTH, 16), "k": weight(WIDTH, 16), "v": weight(WIDTH, 16), "b": weight(16)}
     nodes = [
@@ -78,16 +80,17 @@ def test_products_of_one_activation_quantize_it_once_and_take_their_biases(tmp_p
         helper.make_node("Sum", ["queries", "keys", "values"], ["y"], name="sum"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    report = quantize_dynamic(model, variant, weights=Int8Weights())
+    report = quantize_dynamic(model, variant, weights=Int8Weights(bits=bits))
     assert report.quantized == ("query", "key", "value") and report.left == {}
     assert operators(variant) == {"DynamicQuantizeLinear": 1, "MatMulIntegerToFloat": 3, "Sum": 1}
     x = weight(2, TOKENS, WIDTH)
-    expected = sum(product(x, constants[name]) for name in "qkv") + constants["b"]
+    expected = sum(product(x, constants[name], bits) for name in "qkv") + constants["b"]
     np.testing.assert_allclose(run(variant, x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("bias", [(16,), (1,), (TOKENS, 16)])
-def test_a_bias_of_any_shape_is_added(tmp_path: Path, bias: tuple[int, ...]) -> None:
+def test_a_bias_of_any_shape_is_added(tmp_path: Path, bias: tuple[int, ...], bits: WeightBits) -> None:
     """Only a row of as many numbers as the product is wide goes into the kernel."""
     constants = {"w": weight(16, WIDTH), "flat": np.array([-1, WIDTH], np.int64), "b": weight(*bias)}
     nodes = [
@@ -95,10 +98,10 @@ def test_a_bias_of_any_shape_is_added(tmp_path: Path, bias: tuple[int, ...]) -> 
         helper.make_node("Gemm", ["rows", "w", "b"], ["y"], name="layer", transB=1),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    quantize_dynamic(model, variant, weights=Int8Weights())
+    quantize_dynamic(model, variant, weights=Int8Weights(bits=bits))
     assert operators(variant)["Add"] == (0 if bias == (16,) else 1)
     x = weight(1, TOKENS, WIDTH)
-    expected = product(x[0], np.ascontiguousarray(constants["w"].T)) + constants["b"]
+    expected = product(x[0], np.ascontiguousarray(constants["w"].T), bits) + constants["b"]
     np.testing.assert_allclose(run(variant, x), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -178,7 +181,8 @@ def test_an_embedding_is_stored_in_int8_unless_something_else_reads_it(tmp_path:
     }
 
 
-def test_a_gather_of_a_shape_is_no_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_a_gather_of_a_shape_is_no_table(tmp_path: Path, bits: WeightBits) -> None:
     """As exporters write it to reshape by the batch: it stays, and is not listed."""
     constants = {"w": weight(WIDTH, WIDTH), "at": np.array([0], np.int64), "rest": np.array([-1], np.int64)}
     nodes = [
@@ -189,21 +193,22 @@ def test_a_gather_of_a_shape_is_no_table(tmp_path: Path) -> None:
         helper.make_node("Reshape", ["p", "flat"], ["y"], name="reshape"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    report = quantize_dynamic(model, variant, weights=Int8Weights())
+    report = quantize_dynamic(model, variant, weights=Int8Weights(bits=bits))
     assert (report.quantized, report.left) == (("layer",), {})
     x = weight(2, TOKENS, WIDTH)
-    np.testing.assert_allclose(run(variant, x), product(x, constants["w"]).reshape(2, -1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(variant, x), product(x, constants["w"], bits).reshape(2, -1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool) -> None:
+def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool, bits: WeightBits) -> None:
     constants = {"w": weight(WIDTH, 3 * WIDTH) / 6, "b": weight(3 * WIDTH)}
     nodes = [
         helper.make_node("Attention", ["x", "w", "b"], ["a"], name="attention", domain="com.microsoft", num_heads=4),
         helper.make_node("Identity", ["a"], ["y"], name="end"),
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel)).quantized == ("attention",)
+    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel, bits)).quantized == ("attention",)
     assert operators(variant)["QAttention"] == 1
     x = weight(2, TOKENS, WIDTH)
     exact, quantized = run(model, x), run(variant, x)
@@ -215,9 +220,10 @@ def test_fused_attention_has_a_quantized_form(tmp_path: Path, per_channel: bool)
         quantize_dynamic(biased, variant, weights=Int8Weights(per_channel))
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, direction: str) -> None:
+def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, direction: str, bits: WeightBits) -> None:
     ways, hidden = (2 if direction == "bidirectional" else 1), 16
     constants = {
         "W": weight(ways, 4 * hidden, WIDTH) / 6,
@@ -228,7 +234,7 @@ def test_an_lstm_has_a_quantized_form(tmp_path: Path, per_channel: bool, directi
         helper.make_node("LSTM", ["x", "W", "R", "B"], ["y"], name="lstm", hidden_size=hidden, direction=direction)
     ]
     model, variant = save(tmp_path, nodes, constants), tmp_path / "variant.onnx"
-    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel)).quantized == ("lstm",)
+    assert quantize_dynamic(model, variant, weights=Int8Weights(per_channel, bits)).quantized == ("lstm",)
     x = weight(5, 3, WIDTH)
     macs = 5 * 3 * ways * 4 * hidden * (WIDTH + hidden)
     for path, kernel, share in ((model, "LSTM", 0.0), (variant, "DynamicQuantizeLSTM", 1.0)):

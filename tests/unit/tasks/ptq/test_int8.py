@@ -16,8 +16,10 @@ import pytest
 from conftest import Tiny, static_int8, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import BITS_HERE
 
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
@@ -99,11 +101,12 @@ def of_activation(low: float, high: float, *, signed: bool) -> Affine:
     return Affine(np.asarray(scale), np.rint(bottom - low / scale), bottom, top)
 
 
-def of_weight(weight: Floats, axis: int | None) -> Affine:
+def of_weight(weight: Floats, axis: int | None, bits: WeightBits) -> Affine:
     """Symmetric over the largest absolute value, of the whole weight or of each slice along an axis."""
+    limit = {8: 127, 7: 64}[bits]
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     amax = np.abs(weight).max(axis=others)
-    return Affine((amax / 127).astype(np.float32).astype(np.float64), np.zeros_like(amax), -127, 127)
+    return Affine((amax / limit).astype(np.float32).astype(np.float64), np.zeros_like(amax), -limit, limit)
 
 
 def run(model: Path, x: NDArray[np.float32], optimization: Literal["basic", "all"] = "all") -> Floats:
@@ -115,17 +118,18 @@ def constants(model: Path) -> dict[str, NDArray[Any]]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(model).graph.initializer}
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("granularity", ["pc", "pt"])
 def test_a_dynamic_variant_is_what_the_reference_computes(
-    calibrated: Calibrated, tmp_path: Path, granularity: str
+    calibrated: Calibrated, tmp_path: Path, granularity: str, bits: WeightBits
 ) -> None:
     """Ranges of each request, for the whole tensor: outputs depend on the batch, in the way that the reference says."""
     variant = tmp_path / "variant.onnx"
-    quantize_dynamic(calibrated.prepared, variant, weights=Int8Weights(granularity == "pc"))
+    quantize_dynamic(calibrated.prepared, variant, weights=Int8Weights(granularity == "pc", bits))
     first, bias, second = (array.astype(np.float64) for array in calibrated.tiny.weights)
     axis = 1 if granularity == "pc" else None
     stored = constants(variant)
-    weights = {"first": of_weight(first, axis), "second": of_weight(second, axis)}
+    weights = {"first": of_weight(first, axis, bits), "second": of_weight(second, axis, bits)}
     for tensor, weight in (("first", first), ("second", second)):
         np.testing.assert_allclose(stored[f"{tensor}_scale"], weights[tensor].scale, rtol=1e-6)
         np.testing.assert_array_equal(stored[f"{tensor}_int8"], weights[tensor].store(weight))
@@ -149,7 +153,10 @@ def test_a_dynamic_variant_is_what_the_reference_computes(
     assert not np.allclose(seen[1], seen[ROWS])
 
 
-def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrated: Calibrated, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(
+    calibrated: Calibrated, tmp_path: Path, bits: WeightBits
+) -> None:
     """Weights as (N, K) with transB, as linear layers are exported, give the numbers of weights as (K, N)."""
     first, bias, second = calibrated.tiny.weights
     x = calibrated.evaluation[:50]
@@ -163,7 +170,7 @@ def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(calibrat
             helper.make_tensor_value_info("first", TensorProto.FLOAT, model.graph.initializer[0].dims)
         )
         onnx.save(model, tmp_path / "model.onnx")
-        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "variant.onnx", weights=Int8Weights())
+        quantize_dynamic(tmp_path / "model.onnx", tmp_path / "variant.onnx", weights=Int8Weights(bits=bits))
         onnx.checker.check_model(tmp_path / "variant.onnx", full_check=True)
         operators = [node.op_type for node in onnx.load(tmp_path / "variant.onnx").graph.node]
         assert operators.count("DynamicQuantizeMatMul") == 2

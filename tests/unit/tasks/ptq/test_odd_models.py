@@ -26,9 +26,11 @@ from odd import (
     weights,
 )
 from onnx import TensorProto, helper
+from processors import BITS_HERE
 
 from tasks.ptq.calibrate.collect import collect_statistics
 from tasks.ptq.calibrate.grams import collect_grams
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.graph.prepare import prepare_graph
 
@@ -118,7 +120,8 @@ def test_constants_that_are_inputs_are_constants_alone(made: GetOdd) -> None:
     assert [value.name for value in onnx.load(made("constants_as_inputs").source).graph.input] == ["x"]
 
 
-def test_samples_of_differing_length_go_through_calibration_and_correction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_samples_of_differing_length_go_through_calibration_and_correction(tmp_path: Path, bits: WeightBits) -> None:
     """Tokens by the batch: each batch has a length of its own, and means count every token once."""
     nodes = layers(node("Relu", ["s"], ["h"]))
     model = model_of(nodes, weights())
@@ -132,7 +135,7 @@ def test_samples_of_differing_length_go_through_calibration_and_correction(tmp_p
     ).statistics
     ranges = {name: (float(one.minimum), float(one.maximum)) for name, one in seen.items()}
     assert seen["x"].finite == 2 * 61 * 64 and ranges["x"][1] == max(batch["x"].max() for batch in batches)
-    static_int8(tmp_path / "prepared.onnx", ranges, tmp_path / "variant.onnx")
+    static_int8(tmp_path / "prepared.onnx", ranges, tmp_path / "variant.onnx", bits=bits)
     done = correct_bias(tmp_path / "prepared.onnx", tmp_path / "variant.onnx", tmp_path / "corrected.onnx", batches)
     assert list(done.largest) == ["first"]
     grams = collect_grams(tmp_path / "prepared.onnx", {"x": 64}, lambda: batches, max_memory_mb=100)

@@ -14,7 +14,7 @@ import pytest
 from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from processors import AMX, HERE
+from processors import AMX, BITS_HERE, RUN_HERE
 
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
@@ -29,6 +29,7 @@ from tasks.targets.variants import make_variant, refuse_other_targets, session_s
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
+from validators.processors import Processor
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 from validators.targets import facts_of
@@ -244,6 +245,7 @@ class Workshop:
 
     tiny: Tiny
     folder: Path
+    processor: Processor
     asked: list[str] = field(default_factory=list)
 
     def prepared(self) -> Path:
@@ -279,7 +281,14 @@ class Workshop:
     @property
     def materials(self) -> Materials:
         return Materials(
-            self.prepared, self.fused, self.smoothed, self.statistics, self.ranking, self.batches, self.grams, HERE
+            self.prepared,
+            self.fused,
+            self.smoothed,
+            self.statistics,
+            self.ranking,
+            self.batches,
+            self.grams,
+            self.processor,
         )
 
 
@@ -321,10 +330,21 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Path, folder: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "processor", "bits"),
+    [
+        pytest.param(name, processor, bits, id=f"{name}-{bits}")
+        for name in MADE
+        for processor, bits in zip(RUN_HERE, BITS_HERE, strict=True)
+        # Nothing else has weights that depend on the processor.
+        if name.startswith("int8") or bits == BITS_HERE[-1]
+    ],
+)
+def test_a_candidate_becomes_the_variant_of_its_recipe(
+    tiny: Tiny, tmp_path: Path, folder: Path, name: str, processor: Processor, bits: int
+) -> None:
     """From the right materials, by the right pass, with the settings it must be loaded with, described as it is."""
-    workshop = Workshop(tiny, folder)
+    workshop = Workshop(tiny, folder, processor)
     variant = make_variant(decode(name), workshop.materials, tmp_path, threads=2)
     asked, optimization, changes = MADE[name]
     assert workshop.asked == asked
@@ -333,7 +353,13 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(tiny: Tiny, tmp_path: Pat
     assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
     entries = {} if variant.proof == "simulated" else SLOW_FUSION
     assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization, entries)
-    assert (variant.proof == "simulated") == bool(variant.notes) == name.startswith("fp8")
+    assert (variant.proof == "simulated") == name.startswith("fp8")
+    narrow = name.startswith("int8") and bits == 7
+    assert bool(variant.notes) == (variant.proof == "simulated" or narrow)
+    stored = [numpy_helper.to_array(tensor) for tensor in onnx.load(variant.path).graph.initializer]
+    largest = max((int(np.abs(array.astype(int)).max()) for array in stored if array.dtype == np.int8), default=0)
+    assert largest == ({7: 64, 8: 127}[bits] if name.startswith("int8") else 0)
+    assert any("7 bits" in note for note in variant.notes) == narrow
     # It still is the tiny model: wrong on a tenth at most of what the float model gets right.
     x, label = (np.load(tiny.evaluation)[key][:300] for key in ("x", "label"))
     options = ort.SessionOptions()
@@ -349,7 +375,9 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
     for index, name in enumerate(facts_of("ort-cpu").default_candidates):
         (tmp_path / str(index)).mkdir()
         try:
-            variant = make_variant(decode(name), Workshop(tiny, folder).materials, tmp_path / str(index), threads=1)
+            variant = make_variant(
+                decode(name), Workshop(tiny, folder, AMX).materials, tmp_path / str(index), threads=1
+            )
         except CandidateRefused as error:
             refused[name] = error.kind
         else:
@@ -371,7 +399,7 @@ def test_what_this_version_cannot_do_is_refused_before_anything_is_made(
     tiny: Tiny, tmp_path: Path, folder: Path, name: str, words: str
 ) -> None:
     """A refusal of kind unsupported, with the reason, without any material asked for."""
-    workshop = Workshop(tiny, folder)
+    workshop = Workshop(tiny, folder, AMX)
     with pytest.raises(CandidateRefused) as caught:
         make_variant(decode(name), workshop.materials, tmp_path, threads=1)
     error = caught.value

@@ -15,9 +15,11 @@ from conftest import static_int8
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import BITS_HERE
 
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.calibrate.range_methods import Range
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import QdqTarget
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
@@ -31,6 +33,7 @@ from validators.samples.datasets import Samples
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 CPU = "CPUExecutionProvider"
+# The first runs integer kernels, whose sums are exact with `BITS_HERE` alone; the second Q/DQ in float, exact with any weights.
 ALL, BASIC = SessionSettings(CPU, 1), SessionSettings(CPU, 1, "basic")
 
 
@@ -280,14 +283,15 @@ def test_an_all_but_dead_channel_keeps_its_bias(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(variant, case.x, BASIC)[:, 2], 3.0, atol=Steps.over(*case.ranges["y"]).scale)
 
 
-def test_products_of_two_activations_belong_to_the_wide_scope(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_products_of_two_activations_belong_to_the_wide_scope(tmp_path: Path, bits: WeightBits) -> None:
     constants = {"w": draw(8, 8)}
     nodes = [op("MatMul", "x w", "m"), op("Transpose", "m", "t", perm=[0, 2, 1]), op("MatMul", "m t", "y")]
     case = build(tmp_path, nodes, constants, (5, 8))
-    variant, report = case.quantize()
+    variant, report = case.quantize(weights=Int8Weights(bits=bits))
     assert report.quantized == ("m",) and "no constant" in report.left["y"]
     assert kernels(variant)["MatMulIntegerToFloat"] == 1
-    variant, report = case.quantize(every_operator=True)
+    variant, report = case.quantize(weights=Int8Weights(bits=bits), every_operator=True)
     assert report.quantized == ("m", "y")
     assert not kernels(variant).keys() & {"MatMul", "FusedMatMul"}
     assert sqnr_db(case.values["y"], run(variant, case.x)) > 30
@@ -309,15 +313,16 @@ PAIRS: dict[str, tuple[onnx.NodeProto, dict[str, Array], str]] = {
 }
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("name", PAIRS)
-def test_an_operator_between_convolutions_stays_in_integers(tmp_path: Path, name: str) -> None:
+def test_an_operator_between_convolutions_stays_in_integers(tmp_path: Path, name: str, bits: WeightBits) -> None:
     """One QuantizeLinear at the start, one DequantizeLinear at the end, and nothing in float between."""
     node, constants, kernel = PAIRS[name]
     weights = {"w": draw(8, 4, 3, 3), "b": draw(8), "w2": draw(6, 8, 1, 1), "b2": draw(6)}
     node = onnx.NodeProto.FromString(node.SerializeToString())
     nodes = [op("Conv", "x w b", "c"), node, op("Conv", "z w2 b2", "y")]
     case = build(tmp_path, nodes, weights | constants, (4, 8, 8))
-    variant, report = case.quantize(every_operator=True)
+    variant, report = case.quantize(weights=Int8Weights(bits=bits), every_operator=True)
     ran = kernels(variant)
     assert ran["QLinearConv"] == 2 and ran[kernel] >= 1
     assert ran["QuantizeLinear"] == ran["DequantizeLinear"] == 1
@@ -330,15 +335,17 @@ def test_an_operator_between_convolutions_stays_in_integers(tmp_path: Path, name
     assert report.quantized == ("c",) and report.left["z"] == "not between integer kernels"
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_clip_that_is_no_relu_leaves_no_float_convolution(tmp_path: Path, keep: bool) -> None:
+def test_a_clip_that_is_no_relu_leaves_no_float_convolution(tmp_path: Path, keep: bool, bits: WeightBits) -> None:
     """The runtime itself folds only what starts at zero. Asked to stay, the Clip stays, between two conversions."""
     constants = {"w": draw(8, 4, 3, 3), "b": draw(8), "low": np.float32(-1), "high": np.float32(1)}
     constants |= {"w2": draw(6, 8, 1, 1)}
     nodes = [op("Conv", "x w b", "c"), op("Clip", "c low high", "r"), op("Conv", "r w2", "y")]
     case = build(tmp_path, nodes, constants, (4, 8, 8))
     wide = case.ranges | {"r": (-3.0, 3.0)}  # a calibrator may widen: never beyond what Clip lets through
-    variant, _ = case.quantize(ranges=wide, keep_float=["r"] if keep else [])
+    kept = ["r"] if keep else []
+    variant, _ = case.quantize(weights=Int8Weights(bits=bits), ranges=wide, keep_float=kept)
     ran = kernels(variant)
     assert ran["QLinearConv"] == 2 and ran["Clip"] == keep
     assert sqnr_db(case.values["y"], run(variant, case.x)) > 25
@@ -364,7 +371,8 @@ def test_a_clip_whose_range_lacks_zero_is_not_folded(
         *([op("MatMul", "r w2", "z")] if kind == "MatMul" else []),
     ]
     case = build(tmp_path, nodes, constants, shape, more=("z",) if kind == "MatMul" else ())
-    variant, report = case.quantize(activation=activation, every_operator=True)
+    weights = Int8Weights(bits=BITS_HERE[-1])
+    variant, report = case.quantize(weights=weights, activation=activation, every_operator=True)
     assert "c" in report.quantized
     ran = kernels(variant)
     assert ran["Clip"] == 1 and not ran.keys() & {kind, f"Fused{kind}"}
@@ -438,11 +446,12 @@ def test_nodes_left_in_float_come_with_the_reason(tmp_path: Path) -> None:
     assert kernels(variant)["MatMulIntegerToFloat"] == 1
 
 
-def test_an_output_that_something_else_reads_keeps_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_an_output_that_something_else_reads_keeps_its_name(tmp_path: Path, bits: WeightBits) -> None:
     """An inner convolution's result is an output of the model as well: it is quantized under the name that it had."""
     constants = {"w": draw(8, 4, 3, 3), "b": draw(8), "w2": draw(6, 8, 1, 1)}
     case = build(tmp_path, [op("Conv", "x w b", "c"), op("Conv", "c w2", "y")], constants, (4, 8, 8), more=("c",))
-    variant, _ = case.quantize()
+    variant, _ = case.quantize(weights=Int8Weights(bits=bits))
     assert kernels(variant)["QLinearConv"] == 2
     with open_session(variant, ALL) as session:
         c, y = run_outputs(session, {"x": case.x}, ["c", "y"])
@@ -510,13 +519,14 @@ def by_runtime(prepared: Path, ranges: dict[str, Range], path: Path, *, every: b
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            reduce_range=BITS_HERE[-1] == 7,
         )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["image", "text"])
 def test_a_real_model_is_at_least_as_right_as_with_the_runtimes_quantizer(tmp_path: Path, name: str) -> None:
-    """Same ranges, scope and types: 64 samples to calibrate, 64 others to compare; every weighted node in integers."""
+    """Same ranges, scope, types and bits: 64 samples to calibrate, 64 others to compare; every weighted node in integers."""
     from models.pools import image_pool, text_pool
 
     pool = {"image": image_pool, "text": text_pool}[name](tmp_path)
@@ -538,7 +548,7 @@ def test_a_real_model_is_at_least_as_right_as_with_the_runtimes_quantizer(tmp_pa
         by_runtime(prepared, ranges, tmp_path / "theirs.onnx", every=every)
         theirs = sqnr_db(exact, outputs(tmp_path / "theirs.onnx"))
         variant = tmp_path / "ours.onnx"
-        static_int8(prepared, ranges, variant, every=every)
+        static_int8(prepared, ranges, variant, every=every, bits=BITS_HERE[-1])
         # A tenth of a decibel is what a seed moves.
         assert sqnr_db(exact, outputs(variant)) > theirs - 0.1
         ran = kernels(variant)

@@ -11,7 +11,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import BITS_HERE
 
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.gru import LEAST_UNITS
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
@@ -63,9 +65,10 @@ def gru(units: int, direction: str, **options: Any) -> tuple[list[onnx.NodeProto
     return [helper.make_node("GRU", ["x", "W", "R", "B"], ["y", "h"], name="gru", **settings)], constants
 
 
+@pytest.mark.parametrize("bits", BITS_HERE)
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_a_gru_becomes_integer_products(tmp_path: Path, direction: str, starts: bool) -> None:
+def test_a_gru_becomes_integer_products(tmp_path: Path, direction: str, starts: bool, bits: WeightBits) -> None:
     nodes, constants = gru(LEAST_UNITS, direction)
     feed = {"x": RNG.normal(size=(7, 3, WIDTH)).astype(np.float32)}
     more = []
@@ -75,7 +78,7 @@ def test_a_gru_becomes_integer_products(tmp_path: Path, direction: str, starts: 
         more = [helper.make_tensor_value_info("start", TensorProto.FLOAT, [ways, "batch", LEAST_UNITS])]
         feed["start"] = RNG.normal(size=(ways, 3, LEAST_UNITS)).astype(np.float32)
     model, variant = save(tmp_path / "m.onnx", nodes, constants, ["y", "h"], more), tmp_path / "v.onnx"
-    assert quantize_dynamic(model, variant, weights=Int8Weights()).quantized == ("gru",)
+    assert quantize_dynamic(model, variant, weights=Int8Weights(bits=bits)).quantized == ("gru",)
     for exact, quantized in zip(run(model, feed), run(variant, feed), strict=True):
         assert exact.shape == quantized.shape
         assert 1e-7 < np.square(quantized - exact).mean() / np.square(exact).mean() < 2e-3
@@ -114,7 +117,10 @@ def test_a_model_without_any_such_kernel_fails(tmp_path: Path) -> None:
     assert "the engine has no low-precision kernel for any of its products" in verdict.reason
 
 
-def test_bodies_are_quantized_with_weights_of_their_own_and_of_the_graph_around(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", BITS_HERE)
+def test_bodies_are_quantized_with_weights_of_their_own_and_of_the_graph_around(
+    tmp_path: Path, bits: WeightBits
+) -> None:
     def body(name: str, first: str) -> onnx.GraphProto:
         nodes = [
             helper.make_node("MatMul", ["x", first], [f"{name}_a"]),
@@ -128,7 +134,7 @@ def test_bodies_are_quantized_with_weights_of_their_own_and_of_the_graph_around(
     constants = {"one": weight(WIDTH, WIDTH), "two": weight(WIDTH, WIDTH)}
     more = [helper.make_tensor_value_info("flag", TensorProto.BOOL, [])]
     model, variant = save(tmp_path / "m.onnx", nodes, constants, ["y"], more), tmp_path / "v.onnx"
-    report = quantize_dynamic(model, variant, weights=Int8Weights(), rest=True)
+    report = quantize_dynamic(model, variant, weights=Int8Weights(bits=bits), rest=True)
     assert len(report.quantized) == len(set(report.quantized)) == 4 and report.left == {}
     kinds = [node.op_type for part in graphs_of(onnx.load(variant).graph) for node in part.node]
     assert kinds.count("DynamicQuantizeMatMul") == 4 and "MatMul" not in kinds

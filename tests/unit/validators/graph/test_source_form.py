@@ -13,6 +13,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, static_int8, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from processors import BITS_HERE
 
 from tasks.evidence.resolve_source import resolve_source
 from tasks.ptq.calibrate.calibration import read_ranges
@@ -138,7 +139,7 @@ def test_a_habit_of_exporters_is_no_obstacle(tiny: Tiny, tmp_path: Path, habit: 
     assert not isinstance(session.get_outputs()[0].shape[0], int)
     prepare_graph(source, tmp_path / "prepared.onnx")
     ranges = read_ranges(statistics_of(tmp_path / "prepared.onnx", tiny.calibration), "minmax", symmetric=False)
-    report = static_int8(tmp_path / "prepared.onnx", ranges, tmp_path / "int8.onnx")
+    report = static_int8(tmp_path / "prepared.onnx", ranges, tmp_path / "int8.onnx", bits=BITS_HERE[-1])
     assert len(report.quantized) == 2
     answers = run(tmp_path / "int8.onnx", x).reshape(expected.shape).argmax(axis=1)
     assert (answers == expected.argmax(axis=1)).mean() > 0.9
