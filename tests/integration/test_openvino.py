@@ -16,12 +16,12 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from driving import environment
 from onnx import TensorProto, helper
-from processors import AMX
+from processors import AMX, HERE
 from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
-from tasks.measure.inventory import instruction_sets, take_inventory
+from tasks.measure.inventory import take_inventory
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes.coverage import measure_coverage
@@ -38,6 +38,7 @@ from validators.job.candidate_name import decode
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
+from validators.processors import VNNI
 from validators.records.run import SessionSettings, Variant
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +47,7 @@ CANDIDATE = "int8-static-minmax-pc@openvino"
 CPU = SessionSettings("CPUExecutionProvider", 1)
 OPENVINO = session_settings(decode(CANDIDATE), 1)
 BF16 = session_settings(decode("bf16@openvino"), 1)
-has_vnni = pytest.mark.skipif(
-    not {"avx512_vnni", "avx_vnni"}.intersection(instruction_sets()), reason="this processor has no VNNI"
-)
+has_vnni = pytest.mark.skipif(not HERE.has_any(VNNI), reason="this processor has no VNNI")
 has_bf16 = pytest.mark.skipif("BF16" not in openvino.capabilities(), reason="this processor has no bfloat16")
 
 

@@ -23,10 +23,11 @@ from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.candidate_name import decode
 from validators.job.job_gates import Gates
+from validators.processors import TORCH_BF16
 
 MISSING = inductor.why_missing() or inductor.why_no_int8()
 needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING.found if MISSING else "")
-needs_bf16 = pytest.mark.skipif(not inductor.has_bf16(), reason="no bfloat16 instructions")
+needs_bf16 = pytest.mark.skipif(not HERE.has_any(TORCH_BF16), reason="no bfloat16 instructions")
 INT8, BF16, FP32 = (
     session_settings(decode(f"{name}@torch-inductor"), 2) for name in ("int8-static-minmax-pc", "bf16", "fp32-fused")
 )
