@@ -242,22 +242,25 @@ def here(without: tuple[str, ...]) -> dict[str, Any]:
 
 
 def table(kinds: dict[str, Any]) -> str:
-    """Return the rows as Markdown, with a column for each kind; recipes of an engine that agree everywhere share a row."""
+    """Return the rows as Markdown, with a column for each kind; recipes and operators that agree everywhere share a row."""
     cells: dict[tuple[str, str, int], dict[str, str]] = {}
     for kind, found in kinds.items():
         for line in found["rows"]:
             row = Row(**line)
             cells.setdefault((row.operator, row.candidate, row.weight_bits), {})[kind] = row.verdict
-    shared: dict[tuple[Any, ...], list[str]] = {}
+    recipes: dict[tuple[Any, ...], list[str]] = {}
     for (operator, candidate, bits), by_kind in cells.items():
         recipe, _, engine = candidate.partition("@")
         verdicts = tuple(by_kind.get(kind, "") for kind in kinds)
         if set(verdicts) != {"not made"}:
-            shared.setdefault((engine, operator, bits, verdicts), []).append(recipe.replace("-minmax-pc", ""))
-    lines = [f"| engine | operator | recipes | weights | {' | '.join(kinds)} |", "|---" * (4 + len(kinds)) + "|"]
-    for (engine, operator, bits, verdicts), recipes in shared.items():
-        words = ", ".join(recipe.removesuffix("-pc").replace("-pc+", "+") for recipe in recipes)
-        lines.append(f"| `{engine}` | {operator} | {words} | {bits} bits | {' | '.join(verdicts)} |")
+            words = recipe.replace("-minmax-pc", "").removesuffix("-pc").replace("-pc+", "+")
+            recipes.setdefault((engine, bits, verdicts, operator), []).append(words)
+    operators: dict[tuple[Any, ...], list[str]] = {}
+    for (engine, bits, verdicts, operator), words in recipes.items():
+        operators.setdefault((engine, bits, verdicts, ", ".join(words)), []).append(operator)
+    lines = [f"| engine | operators | recipes | weights | {' | '.join(kinds)} |", "|---" * (4 + len(kinds)) + "|"]
+    for (engine, bits, verdicts, words), ours in operators.items():
+        lines.append(f"| `{engine}` | {'; '.join(ours)} | {words} | {bits} bits | {' | '.join(verdicts)} |")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 # Instruction sets that decide which kernels run, spelled as in /proc/cpuinfo. A manifest names each of them.
@@ -48,7 +48,15 @@ class Processor:
         >>> Processor(("asimddp",)).adds_pairs_in_16_bits
         False
         """
-        return "avx2" in self.isa and not self.has_any(VNNI)
+        return self.saturates(VNNI)
+
+    def saturates(self, without: Collection[str]) -> bool:
+        """Return True if sums saturate here that do so on x86 processors `without` any of some instruction sets.
+
+        >>> Processor(("avx2",)).saturates(VNNI), Processor(("avx2",)).saturates(()), Processor(("asimddp",)).saturates(VNNI)
+        (True, False, False)
+        """
+        return bool(without) and "avx2" in self.isa and not self.has_any(without)
 
     def has_any(self, instructions: Iterable[str]) -> bool:
         """Return True if the processor has one of the instruction sets."""

@@ -78,6 +78,9 @@ def _machine() -> dict[str, str]:
     inventory = take_inventory("ort-cpu")
     return {
         "processor": f"{inventory.cpu}, {inventory.cores} cores, {' '.join(inventory.isa) or 'no integer extensions'}",
+        "INT8 sums": "exact with weights of 7 bits, which INT8 variants have here"
+        if inventory.processor.adds_pairs_in_16_bits
+        else "exact with weights of 8 bits",
         "memory": f"{inventory.memory_bytes / 1e9:.1f} GB",
         "platform": f"{inventory.platform}, Python {inventory.python}",
         "runtimes": ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),

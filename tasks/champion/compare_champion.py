@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tasks.champion.fetch_champion import fetch_champion
 from tasks.champion.promote import find_champion
+from tasks.measure.inventory import this_processor
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -23,7 +25,8 @@ from validators.gates.champion import (
     judge_champion_device,
 )
 from validators.gates.verdict_rules import overall
-from validators.providers import TENSORRT
+from validators.processors import Processor
+from validators.providers import INDUCTOR, TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
@@ -125,14 +128,38 @@ def variant_of(run: Run, champion: Champion) -> Variant:
     """Return the champion as a variant, like one that this run made.
 
     Raises:
-        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
+        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name, or gives
+            other answers on this processor, or none.
         InfrastructureError: the registry does not answer.
     """
     fetched = fetch_champion(run, champion)
     manifest: dict[str, Any] = json.loads(fetched.manifest.read_text(encoding="utf-8"))
+    refuse_processor(manifest, this_processor())
     path = fetched.model
     settings = SessionSettings(**manifest["session"], libraries=_libraries_of(run, manifest.get("libraries", [])))
     return Variant(champion.candidate, path, champion.digest, model_bytes(path), settings)
+
+
+def refuse_processor(manifest: Mapping[str, Any], processor: Processor) -> None:
+    """Refuse a version that a processor does not run as it was approved.
+
+    Raises:
+        CandidateRefused: `unsupported`: sums of its INT8 products saturate there, or it is code for instructions that it lacks.
+    """
+    found, needed = "a processor on which sums of the champion's INT8 products saturate", "one of "
+    lacking: Collection[str] = manifest.get("saturates_without", ())
+    if not processor.saturates(lacking):
+        approved = manifest.get("hardware", {}).get("isa", {})
+        lacking = [flag for flag, had in approved.items() if had and flag not in processor.isa]
+        found, needed = "a processor without instructions that the champion was compiled for", ""
+        if not lacking or manifest["session"]["provider"] != INDUCTOR:
+            return
+    raise CandidateRefused(
+        kind="unsupported",
+        found=found,
+        expected=f"one with {needed}{', '.join(lacking)}",
+        fix="use a processor like that of its approval, or promote a variant with `portable: true`",
+    )
 
 
 def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
