@@ -43,7 +43,7 @@ def measure(kind: str, state: Path) -> dict[str, Any]:
     return {
         "exit": done.returncode,
         "seconds": round(time.monotonic() - started),
-        "device": result["device"],
+        **{key: result["inventory"][key] for key in ("cpu", "cores", "isa")},
         "chosen": result["chosen"],
         "baseline": result["baseline"],
         "candidates": [{key: one[key] for key in KEPT} for one in result["candidates"]],
@@ -56,7 +56,7 @@ def table(run: dict[str, Any]) -> str:
     lines = [
         "| candidate | outcome | accuracy | drop, upper bound | p50 speedup, lower bound | coverage | size |",
         "|---|---|---|---|---|---|---|",
-        f"| the source, fp32 | baseline | {baseline['metric_value']:.3f} | | {baseline['latency_p50_ms']:.2f} ms | "
+        f"| the source, fp32 | baseline | {baseline['value']:.3f} | | {baseline['latency_p50_ms']:.2f} ms | "
         f"| {baseline['size_bytes'] / 1e6:.1f} MB |",
     ]
     for one in run["candidates"]:
@@ -84,7 +84,7 @@ def main() -> None:
             json.dumps({one: kept[one] for one in KINDS if one in kept}, indent=1) + "\n", encoding="utf-8"
         )
     for kind, run in kept.items():
-        print(f"\n{kind}: {run['device']}\n\n{table(run)}")
+        print(f"\n{kind}: {run['cpu']}\n\n{table(run)}")
 
 
 if __name__ == "__main__":
