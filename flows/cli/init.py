@@ -17,7 +17,7 @@ from validators.records.run import AbsentEngine
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
 from validators.samples.guess_inputs import guess_inputs
-from validators.targets import baselines_of, facts_of
+from validators.targets import baselines_of, facts_of, is_on_gpu
 
 _DIM = 128
 # A source that YAML reads as text without quotes.
@@ -58,7 +58,7 @@ metric: {metric}
 {options}{output}
 candidates:
 {candidates}
-
+{portable}
 gates:
 {gates}
   confidence: 0.95     # one-sided, for every bound
@@ -70,6 +70,9 @@ gates:
 measurement:
   batch_sizes: [{batch}]
 {dims}"""
+
+
+_PORTABLE = "# portable: true     # CHECK: if processors of several kinds serve the model (docs/consume.md)\n"
 
 
 def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[AbsentEngine] = ()) -> str:
@@ -105,6 +108,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
         candidates="\n".join(_candidate_lines(target, absent)),
+        portable="" if is_on_gpu(target) else _PORTABLE,
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
         if metric == "sqnr"
         else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",

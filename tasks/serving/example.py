@@ -24,10 +24,12 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
 
     `request` holds the shape of each input by name.
     """
+    needed = manifest.get("saturates_without")
+    checked = _sums(needed) if needed else []
     if manifest["session"]["provider"] == GENAI:
-        return _genai(manifest)
+        return [*checked, *_genai(manifest)]
     if manifest["session"]["provider"] == OPENVINO_DECODER:
-        return _openvino_decoder(manifest)
+        return [*checked, *_openvino_decoder(manifest)]
     get_names = "[one.name for one in session.get_outputs()]"
     answered = "session.run(names, feed)"
     if manifest["engine"]:
@@ -38,13 +40,12 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
         opened, get_names, answered = _inductor(manifest), repr(manifest["outputs"]), "run(feed)"
     else:
         opened = _session(manifest)
-    if needed := manifest.get("saturates_without"):
-        opened = [*_sums(needed), *opened]
     feed = [
         f"    {name!r}: np.zeros({shape!r}, dtype={manifest['inputs'][name]!r}),  # your samples, along axis 0"
         for name, shape in request.items()
     ]
     return [
+        *checked,
         *opened,
         "feed = {",
         *feed,
@@ -63,7 +64,8 @@ def _sums(needed: Sequence[str]) -> list[str]:
         "",
         "# Sums of its INT8 products saturate on an x86 processor without these, which gives other answers.",
         f"needed = {{{', '.join(map(repr, needed))}}}",
-        'flags = set(Path("/proc/cpuinfo").read_text().split())',
+        'cpuinfo = Path("/proc/cpuinfo")',
+        "flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()",
         'assert "avx2" not in flags or flags & needed, "a processor on which the version is not what was approved"',
         "",
     ]

@@ -42,7 +42,7 @@ def main(order: dict[str, Any]) -> None:
 def check_flags_alone() -> None:
     """Let torch ask the compiler whether it knows an instruction set's flags, in place of compiling its headers with them.
 
-    It compiles and loads a test for each instruction set, with an empty cache: 26 s of the 60 s that a small program took. The
+    With an empty cache it compiles and loads a test for each instruction set, which took 14 s on two idle cores with AMX. The
     package is loaded when it is finished, which shows what the tests would show.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa

@@ -183,6 +183,11 @@ def test_card_and_readme_say_where_sums_saturate() -> None:
         assert "the same answers on every processor" in write(portable)
         assert "saturate" not in write(said) and "every processor" not in write(said)
     assert "needed = {'avx512_vnni', 'amx_int8'}" in version_readme(eight_bits)
+    for provider in ("CPUExecutionProvider", "OpenVINO", "OnnxRuntimeGenAI", "OpenVINODecoder"):
+        options = {"new_tokens": "1"} if "Gen" in provider else {}
+        session = manifest["session"] | {"provider": provider, "provider_options": options}
+        program = example(manifest | {"session": session, "outputs": ["y"]}, {"x": (1, 2)})
+        assert any(line.startswith("needed = ") for line in program), provider
     assert unchecked_device(manifest)[1].startswith(
         "on an x86 processor with none of avx512_vnni, amx_int8 sums saturate"
     )
