@@ -37,9 +37,10 @@ test-all: $(FLAVORS)
 test-rest: $(FLAVORS)
 	@$(PYTEST) -m "slow and not golden"
 
-# What `make test` runs, as a processor with AVX2 alone would run it, without VNNI; the script knows other kinds.
+# Tests of kernels, as a processor with AVX2 alone would run them, without VNNI. The script runs any command so, on any kind.
+AVX2_TESTS := tests/unit/tasks/ptq tests/unit/tasks/runtimes tests/unit/tasks/targets tests/unit/benchmarks tests/integration tests/system/test_golden.py
 test-avx2: $(READY)
-	@$(BIN)/python tests/support/other_processor.py avx2 $(PYTEST) -m "golden or not slow"
+	@$(BIN)/python tests/support/other_processor.py avx2 $(PYTEST) -m "golden or not slow" $(AVX2_TESTS)
 
 # Every kill at every stage of a run, on real servers: minutes to an hour; docs/faults.md.
 test-faults: $(READY)
