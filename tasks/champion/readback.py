@@ -22,8 +22,8 @@ Batch = Mapping[str, NDArray[np.generic]]
 FIX = "check the artifact store, and run again"
 
 
-def check_artifact(place: ChampionSlot, version: Any) -> None:
-    """Download a version and check the manifest against the version's tag, and every file against the manifest.
+def check_artifact(place: ChampionSlot, version: Any) -> dict[str, Any]:
+    """Download a version and check the manifest against the version's tag, and every file against it; return the manifest.
 
     Raises:
         VersionUnsound: a file differs from the registered one.
@@ -31,7 +31,10 @@ def check_artifact(place: ChampionSlot, version: Any) -> None:
     """
     uri = place.uri(str(version.version))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        check_folder(uri, download_version(uri, Path(folder)), version.tags)
+        artifacts = download_version(uri, Path(folder))
+        check_folder(uri, artifacts, version.tags)
+        manifest: dict[str, Any] = json.loads((artifacts / "manifest.json").read_text(encoding="utf-8"))
+    return manifest
 
 
 def check_folder(uri: str, artifacts: Path, tags: Mapping[str, str]) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
 from tasks.champion.readback import check_artifact, load_version
 from tasks.champion.reconcile import reconcile, restore
-from tasks.measure.inventory import take_inventory
+from tasks.measure.inventory import take_inventory, this_processor
 from tasks.registry.champion_slot import DEVICE, TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
 from tasks.run.context import log
@@ -25,9 +22,6 @@ from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessor
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-# Environment variable by which a loaded version reacts to another device (`consumer/consumer.py`).
-POLICY = "QUANTGATE_MISMATCH"
 
 
 @dataclass(frozen=True)
@@ -163,29 +157,17 @@ def _predecessor(place: ChampionSlot, versions: dict[str, Any], present: str | N
 
 def _check(place: ChampionSlot, version: Any) -> None:
     """Raise unless a version is as registered and, if it can run here, loads."""
-    check_artifact(place, version)
+    manifest = check_artifact(place, version)
     device = version.tags.get(DEVICE)
     engine = version.tags.get(f"{TAG}candidate", "").partition("@")[2]
-    if _loads_anywhere(engine or place.target) or device == _device_here(place.target):
-        with _on_any_processor():
-            load_version(place.uri(str(version.version)))
+    # Who rolls back may sit at another machine than those that serve; consumers refuse a version whose sums saturate.
+    is_exact = not this_processor().saturates(manifest.get("saturates_without", ()))
+    if (_loads_anywhere(engine or place.target) and is_exact) or device == _device_here(place.target):
+        load_version(place.uri(str(version.version)))
     else:
         log.warning(
             "version %s was read back, and not loaded: it is for %s, which is not here", version.version, device
         )
-
-
-@contextmanager
-def _on_any_processor() -> Iterator[None]:
-    """Let versions for other processors load: who rolls back may sit at another machine than those that serve."""
-    before = os.environ.get(POLICY)
-    os.environ[POLICY] = "allow"
-    try:
-        yield
-    finally:
-        del os.environ[POLICY]
-        if before is not None:
-            os.environ[POLICY] = before
 
 
 def _loads_anywhere(engine: str) -> bool:

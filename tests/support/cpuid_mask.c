@@ -1,6 +1,6 @@
 /* A processor with fewer instruction sets than this one, for the process that preloads this library and all that it starts.
  *
- * QUANTGATE_CPUID_HIDE names flags of /proc/cpuinfo, separated by commas. The kernel makes CPUID fault (arch_prctl(2),
+ * CPUID_MASK_HIDE names flags of /proc/cpuinfo, separated by commas. The kernel makes CPUID fault (arch_prctl(2),
  * ARCH_SET_CPUID), the handler answers it without the bits of those flags, and /proc/cpuinfo is read without their names. Every
  * library that asks the processor for its instructions then takes the kernels that it would take there, at full speed. Linux on
  * x86-64 alone, on processors with the flag cpuid_fault.
@@ -165,7 +165,7 @@ int execve(const char *path, char *const arguments[], char *const given[]) {
     char *kept[count + 3];
     size_t used = 0;
     for (size_t i = 0; i < count; i++)
-        if (strncmp(given[i], "LD_PRELOAD=", 11) && strncmp(given[i], "QUANTGATE_CPUID_HIDE=", 21)) kept[used++] = given[i];
+        if (strncmp(given[i], "LD_PRELOAD=", 11) && strncmp(given[i], "CPUID_MASK_HIDE=", 16)) kept[used++] = given[i];
     if (own_variables[0] && own_variables[1]) kept[used++] = own_variables[0], kept[used++] = own_variables[1];
     kept[used] = NULL;
     return real_execve(path, arguments, kept);
@@ -175,11 +175,11 @@ __attribute__((constructor)) static void start(void) {
     real_sigaction = dlsym(RTLD_NEXT, "sigaction");
     real_open = dlsym(RTLD_NEXT, "open");
     real_fopen = dlsym(RTLD_NEXT, "fopen");
-    const char *wanted = getenv("QUANTGATE_CPUID_HIDE");
+    const char *wanted = getenv("CPUID_MASK_HIDE");
     if (!wanted || !*wanted) return;
     const char *library = getenv("LD_PRELOAD");
     if (!library || asprintf(&own_variables[0], "LD_PRELOAD=%s", library) < 0) return;
-    if (asprintf(&own_variables[1], "QUANTGATE_CPUID_HIDE=%s", wanted) < 0) return;
+    if (asprintf(&own_variables[1], "CPUID_MASK_HIDE=%s", wanted) < 0) return;
     char *names = strdup(wanted), *state;
     for (char *name = strtok_r(names, ",", &state); name; name = strtok_r(NULL, ",", &state)) {
         int known = 0;

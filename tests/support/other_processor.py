@@ -68,7 +68,7 @@ def own_kind() -> str:
 def environment(kind: str) -> dict[str, str]:
     """Return the environment variables for a process on a kind of processor; empty if this one is of that kind."""
     hidden = _hidden(kind) & flags_here()
-    return {"QUANTGATE_CPUID_HIDE": ",".join(sorted(hidden)), "LD_PRELOAD": str(_library())} if hidden else {}
+    return {"CPUID_MASK_HIDE": ",".join(sorted(hidden)), "LD_PRELOAD": str(_library())} if hidden else {}
 
 
 def _hidden(kind: str) -> frozenset[str]:

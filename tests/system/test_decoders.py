@@ -250,7 +250,7 @@ code = (folder / "README.md").read_text().split("```python")[1].split("```")[0]
 said = io.StringIO()
 with contextlib.redirect_stdout(said):
     exec(code.replace('"."', "str(folder)").replace("your prompt", "this is"))
-options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
+options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1", "KV_CACHE_PRECISION": "f32"}
 scoring = og.ContinuousBatchingPipeline(str(folder), og.SchedulerConfig(), "CPU", options)
 config = og.GenerationConfig()
 config.max_new_tokens, config.echo, config.logprobs, config.do_sample = 1, True, 1, False
