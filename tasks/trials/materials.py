@@ -78,7 +78,8 @@ def variant_from_store(
         digest_file(run_inputs.source.program) if run_inputs.source.program else None,
         evidence.calibration.file.digest,
         threads,
-        materials.processor.isa,
+        # A refusal of what is not portable must not be found by a job that does not ask for it.
+        asdict(materials.processor),
         [asdict(library) for library in run.libraries],
         run.job.provider_options,
         # A refusal for lack of memory is stored, and must not outlive a larger limit.

@@ -134,7 +134,6 @@ int open(const char *path, int flags, ...) {
 }
 int open64(const char *path, int flags, ...) __attribute__((alias("open")));
 
-
 int openat(int folder, const char *path, int flags, ...) {
     va_list more;
     va_start(more, flags);
