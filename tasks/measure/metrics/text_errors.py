@@ -114,7 +114,15 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
         return LabelSpec("text", classes=len(decoder.tokens or ()))
 
     return Metric(
-        name, rows, _rate, expects, _errors, higher_is_better=False, version=decoder.digest, without=ratios_without, wrong=_all_wrong
+        name,
+        rows,
+        _rate,
+        expects,
+        _errors,
+        higher_is_better=False,
+        version=decoder.digest,
+        without=ratios_without,
+        wrong=_all_wrong,
     )
 
 

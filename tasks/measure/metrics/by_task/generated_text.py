@@ -78,7 +78,9 @@ def bleu(decoder: Decoder) -> Metric:
             )
         return _expected_text("bleu", output, shape, decoder)
 
-    return Metric("bleu", rows, _bleu, expects, _missed_words, version=f"{decoder.digest} {_installed()}", wrong=_unmatched)
+    return Metric(
+        "bleu", rows, _bleu, expects, _missed_words, version=f"{decoder.digest} {_installed()}", wrong=_unmatched
+    )
 
 
 def _bleu(rows: Rows) -> float:

@@ -161,7 +161,16 @@ def f1_multilabel(average: Literal["macro", "micro"], threshold: float | None) -
             raise misfit(name, output, shape, f"values of shape (samples, labels), and {needed}")
         return LabelSpec("multi_hot", classes=shape[1])
 
-    return Metric(name, rows, mean_of_ratios, expects, _wrong_labels, version=str(threshold), without=ratios_without, wrong=without_success)
+    return Metric(
+        name,
+        rows,
+        mean_of_ratios,
+        expects,
+        _wrong_labels,
+        version=str(threshold),
+        without=ratios_without,
+        wrong=without_success,
+    )
 
 
 def _wrong_labels(rows: Rows) -> Vector:

@@ -80,7 +80,15 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
         return LabelSpec("groups")
 
     return Metric(
-        name, rows, mean_of_ratios, expects, _lost, version=str(k), scope=of_all_samples, without=ratios_without, wrong=without_success
+        name,
+        rows,
+        mean_of_ratios,
+        expects,
+        _lost,
+        version=str(k),
+        scope=of_all_samples,
+        without=ratios_without,
+        wrong=without_success,
     )
 
 

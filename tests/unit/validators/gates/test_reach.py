@@ -99,7 +99,9 @@ def test_a_variant_that_loses_the_tolerance_passes_rarely(name: MetricName, n: i
     assert passed / 300 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 300)
 
 
-@pytest.mark.parametrize("name", ["f1_macro", "auroc", "token_accuracy", "iou", "map50", "bleu", "wer", "recall_at_k", "ece"])
+@pytest.mark.parametrize(
+    "name", ["f1_macro", "auroc", "token_accuracy", "iou", "map50", "bleu", "wer", "recall_at_k", "ece"]
+)
 def test_wrong_answers_are_worse(name: MetricName) -> None:
     """The rows of wrong answers have a value that is worse than those of right ones, and as many columns."""
     metric, rng = named_metric(name, OPTIONS), np.random.default_rng(5)
