@@ -9,6 +9,7 @@ from validators.gates.resource import disturbed
 from validators.gates.verdict_rules import BLOCKS, bounded
 from validators.job.job_gates import Gates
 from validators.records.journal import RolledBack
+from validators.plain_text import signed_figure
 from validators.records.measurements import Estimate
 from validators.records.run import AbsentEngine, Champion, device_class
 from validators.records.verdicts import Verdict
@@ -49,7 +50,7 @@ def judge_against_champion(
             gates.confidence,
             n,
             "drop against the champion",
-            "{:+.4f}".format,
+            signed_figure,
         )
         return verdict if verdict.outcome == "fail" else replace(verdict, outcome="pass", reason="")
     if objective == "size":

@@ -302,7 +302,7 @@ class _Verification:
         return replace(
             trial,
             accuracy=self._accuracy(trial.accuracy) if trial.accuracy else None,
-            latencies=tuple(map(latency, trial.latencies)),
+            latencies=tuple(latency(one, self.job.gates.confidence) for one in trial.latencies),
             beside_fp16=latency(trial.beside_fp16) if trial.beside_fp16 else None,
             beside_champion=champion,
             confirmed=confirmed,
