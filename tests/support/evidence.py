@@ -42,7 +42,7 @@ from validators.records.bundle import (
     SourceFacts,
 )
 from validators.records.latencies import Latency
-from validators.records.measurements import Accuracy, Coverage, Estimate
+from validators.records.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
 from validators.records.run import Confirmed, SessionSettings, Trial, Variant
 from validators.records.verdicts import SignOff
 
@@ -178,7 +178,8 @@ def _judged(
     variant = Variant(CANDIDATE, Path("model.onnx"), digest, 2000, SessionSettings("CPUExecutionProvider", 1))
     coverage = Coverage({"QGemm": 90, "Gemm": 10}, ("QGemm",), ("head",), ("CPUExecutionProvider",))
     answers = _accuracy(work, "winner", np.arange(SAMPLES) < 802)
-    trial = Trial(CANDIDATE, variant=variant, accuracy=answers, coverage=coverage)
+    same = (Answers("y", "float32", (8, 3)),)
+    trial = Trial(CANDIDATE, variant=variant, accuracy=answers, coverage=coverage, sanity=Sanity(8, 3, same, same))
     trial = judge_trial(data, replace(trial, latencies=(_latency(work, "point", job.gates.confidence),)))
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     measured, figures = confirmed_of(data, trial, confidence)
@@ -219,8 +220,8 @@ def _accuracy(work: Path, name: str, right: Any) -> Accuracy:
 
 
 def _latency(work: Path, name: str, confidence: float) -> Latency:
-    """Twice as fast as the baseline, in three launches of two pairs of forty requests."""
-    launches, pairs, each = 3, 6, 40
+    """Twice as fast as the baseline, in three launches of two pairs of eighty requests."""
+    launches, pairs, each = 3, 6, 80
     rng = np.random.default_rng(len(name))
     base = 2.0 + 0.02 * rng.random(pairs * each)
     block = np.repeat(np.arange(pairs), each)

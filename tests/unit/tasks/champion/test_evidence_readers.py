@@ -159,34 +159,52 @@ def test_rejected_run_keeps_sound_evidence_of_its_rejection(made: dict[str, Vers
     assert failed(version.bundle, artifacts=version.folder / "artifacts" / "variant").part == "decision"
 
 
-def test_verify_demands_the_gates_of_the_job(version: Version) -> None:
-    """Of an unsigned record without a confirmation, a latency, a gate, or rows that its job demands."""
-    gone = {
-        "confirmation": ("confirmed_", "verdicts"),
-        "speedup": ("speedup", "verdicts"),
-        "coverage": ("coverage", "verdicts"),
-    }
-    for start, part in gone.values():
-        record = version.record
-        trial = record["trial"]
-        trial["verdicts"] = [one for one in trial["verdicts"] if not one["gate"].startswith(start)]
-        if start == "confirmed_":
-            trial["confirmed"] = None
-        elif start == "speedup":
-            trial["latencies"] = []
-            trial["verdicts"] = [one for one in trial["verdicts"] if one["gate"] != "p95_ratio"]
-        else:
-            record["job"]["gates"]["min_coverage"] = 0.95
-        version.seal(record, None)
-        found = failed(version.bundle, key=None)
-        assert found.part == part or (start == "coverage" and found.part == "verdict coverage"), found
-    kept = version.record
-    kept["trial"]["latencies"] = []
-    version.seal(kept, None)
-    assert failed(version.bundle, key=None).part in ("verdict speedup", "verdict p95_ratio")
-    version.seal(version.record | {"rows_left_out": True}, None)
+def keep_verdicts(record: dict[str, Any], keep: Callable[[str], bool]) -> None:
+    record["trial"]["verdicts"] = [one for one in record["trial"]["verdicts"] if keep(one["gate"])]
+
+
+def without_confirmation(record: dict[str, Any]) -> None:
+    record["trial"]["confirmed"] = None
+    keep_verdicts(record, lambda gate: not gate.startswith("confirmed_"))
+
+
+def without_latencies(record: dict[str, Any]) -> None:
+    record["trial"]["latencies"] = []
+
+
+def untimed(record: dict[str, Any]) -> None:
+    without_latencies(record)
+    keep_verdicts(record, lambda gate: gate not in ("speedup", "p95_ratio"))
+
+
+def bare(record: dict[str, Any]) -> None:
+    without_confirmation(record)
+    untimed(record)
+
+
+LEFT_OUT: dict[str, tuple[Change, str, str]] = {
+    "the confirmation": (without_confirmation, "verdicts", "confirmed_drop, confirmed_finite"),
+    "times with their verdicts": (untimed, "verdicts", "p95_ratio, speedup is missing"),
+    "times alone": (without_latencies, "verdict speedup", "no samples or figures that give it"),
+    "times and the confirmation": (bare, "verdicts", "confirmed_speedup"),
+    "a verdict": (
+        lambda record: keep_verdicts(record, lambda gate: gate != "coverage"),
+        "verdict coverage",
+        "the record has none",
+    ),
+    "rows": (lambda record: record.update(rows_left_out=True), "samples", "the rows of accuracy are left out"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_verify_demands_what_the_job_demands(version: Version, what: str) -> None:
+    """Of an unsigned record that leaves something out, and has a statement that fits."""
+    change, part, words = LEFT_OUT[what]
+    record = version.record
+    change(record)
+    version.seal(record, None)
     found = failed(version.bundle, key=None)
-    assert found.part == "samples" and "the rows of accuracy are left out" in found.told
+    assert found.part == part and words in found.told
 
 
 def test_verify_demands_the_comparison_with_the_champion(version: Version) -> None:
