@@ -46,10 +46,7 @@ def write_keys(folder: Path, name: str) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Signed runs of one model, with slices and clusters.
-
-    The second is judged beside the champion of the first; the third names its winner and promotes nothing.
-    """
+    """Two signed runs of one model, with slices and clusters; the second does not beat the champion of the first."""
     folder = tmp_path_factory.mktemp("evidence")
     private, public = write_keys(folder, "signer")
     state = folder / "state"
@@ -61,11 +58,7 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         arrays |= {"part": np.where(rows % 3 == 0, "a", "b"), "person": first + rows // 2}
         np.savez(folder / f"{which}.npz", **arrays)
     found: dict[str, Any] = {"state": state, "public": public, "private": private}
-    for name, candidate in (
-        ("first", "int8-static-minmax-pt"),
-        ("second", "int8-static-minmax-pc"),
-        ("unpromoted", "int8-static-minmax-pt"),
-    ):
+    for name, candidate in (("first", "int8-static-minmax-pt"), ("second", "int8-static-minmax-pc")):
         job = tiny.job(
             source="models:/tiny/1",
             target="ort-cpu",
@@ -83,7 +76,6 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         files = {which: str(folder / f"{which}.npz") for which in ("calibration", "evaluation")}
         job["data"] = files | {"label": "label", "slices": ["part"], "groups": "person"}
         call: dict[str, object] = {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))}
-        call["promote"] = name != "unpromoted"
         answer = run_jobs(state, folder / name, [call], **{KEY_FILE: str(private)})[name]
         assert answer.result is not None, answer.said
         found[name] = answer.result
@@ -121,8 +113,9 @@ def forged(record: dict[str, Any], members: dict[str, bytes], signer: Signer | N
 def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
     """The verdict against the champion among them, by slices and clusters."""
     assert runs["first"]["outcome"] == "promoted"
-    assert len(runs["bundles"]) == 3
-    for bundle in runs["bundles"][:2]:
+    assert len(runs["bundles"]) == 2
+    decided = []
+    for bundle in runs["bundles"]:
         parts = verify(bundle, key=runs["public"])
         assert is_sound(parts), [part for part in parts if part.is_sound is False]
         by_name = {part.part: part for part in parts}
@@ -130,7 +123,10 @@ def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
         assert "by the given key" in by_name["signature"].told
         for gate in ("confirmed_metric_floor", "confirmed_p95_ratio", "p95_ms"):
             assert "from the samples" in by_name[f"verdict {gate}"].told
+        decided.append(by_name["decision"].told)
     assert by_name["verdict beats_champion"].is_sound is True
+    assert decided[0] == "promoted by its gates, as tiny-quantized@champion-ort-cpu"
+    assert decided[1].startswith("not promoted")
 
 
 def test_bundle_verifies_with_few_packages(runs: dict[str, Any], tmp_path: Path) -> None:
@@ -303,28 +299,17 @@ def test_consumer_can_require_evidence(runs: dict[str, Any], tiny: Tiny, tmp_pat
         assert bad.returncode != 0 and words in bad.stderr
     bundle = folder_of_version(runs) / "evidence.zip"
     kept = bundle.read_bytes()
-    manifest = bundle.with_name("manifest.json")
-    settings = manifest.read_text()
     signed = wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
     try:
         changed(bundle, bundle, {"winner/scores.npy": b"x"})
         spoilt = consume(runs, tiny.evaluation, **signed)
-        shutil.copy(runs["bundles"][2], bundle)
+        shutil.copy(runs["bundles"][1], bundle)
         unpromoted = consume(runs, tiny.evaluation, **signed)
         assert failed_part(bundle.parent, key=runs["public"]) == "decision"
-        bundle.write_bytes(kept)
-        manifest.write_text(settings.replace('"optimization": "all"', '"optimization": "basic"'))
-        resettled = consume(runs, tiny.evaluation, **signed)
-        assert failed_part(bundle.parent, key=runs["public"]) == "manifest"
     finally:
         bundle.write_bytes(kept)
-        manifest.write_text(settings)
-    for bad, words in (
-        (spoilt, "evidence that fails at winner/scores.npy"),
-        (unpromoted, "fails at decision: found a variant that was not promoted"),
-        (resettled, "fails at manifest"),
-    ):
-        assert bad.returncode != 0 and words in bad.stderr
+    assert spoilt.returncode != 0 and "evidence that fails at winner/scores.npy" in spoilt.stderr
+    assert unpromoted.returncode != 0 and "found a variant that was not promoted" in unpromoted.stderr
 
 
 def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
@@ -339,8 +324,6 @@ def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, 
     wanted = {"QUANTGATE_REQUIRE_EVIDENCE": "1", "QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
     bad = consume(runs, tiny.evaluation, "models:/prod/1", **wanted)
     assert bad.returncode != 0 and "expected that for prod" in bad.stderr, bad.stderr[-3000:]
-    good = consume(runs, tiny.evaluation, "models:/prod/1", **wanted, QUANTGATE_EVIDENCE_FOR="tiny-quantized")
-    assert good.returncode == 0, good.stderr[-3000:]
 
 
 def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def require_evidence(artifacts: Mapping[str, str]) -> None:
     bundle, manifest = Path(artifacts["evidence"]), Path(artifacts["manifest"])
     try:
         record = _signed_record(bundle)
-        check_manifest(record, manifest)
         check_promoted(record, os.environ.get(WANTED) or registered_as(bundle.parents[1])[0])
+        check_manifest(record, manifest)
     except BundleUnsound as error:
         raise _refused(
             f"evidence that fails at {error.part}: {error.reason}", "that of the run that promoted it"
