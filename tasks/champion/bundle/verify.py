@@ -89,15 +89,17 @@ def verify(
     downloaded it. `tags` are those of the registered version. A bundle with files has to promote them. The first part that
     makes the rest meaningless ends the verification.
     """
+    folder = None
     if bundle.is_dir():
         found = next((path for path in (bundle / FILE, bundle / "artifacts" / FILE) if path.exists()), None)
         if found is None:
             return (VerifiedPart("archive", False, f"found no {FILE} in {bundle}"),)
         variant = found.with_name("variant")
-        wanted = wanted or registered_as(found.parents[1])[0]
         bundle, artifacts = found, artifacts or (variant if variant.is_dir() else None)
+        folder = found.absolute().parents[1]
     parts: list[VerifiedPart] = []
     try:
+        wanted = wanted or (registered_as(folder)[0] if folder else "")
         parts.extend(_parts(bundle, key, artifacts, wanted, tags))
     except BundleUnsound as error:
         parts.append(VerifiedPart(error.part, False, error.reason))

@@ -43,7 +43,7 @@ def require_evidence(artifacts: Mapping[str, str]) -> None:
     bundle, manifest = Path(artifacts["evidence"]), Path(artifacts["manifest"])
     try:
         record = _signed_record(bundle)
-        check_promoted(record, os.environ.get(WANTED) or registered_as(bundle.parents[1])[0])
+        check_promoted(record, os.environ.get(WANTED) or registered_as(bundle.absolute().parents[1])[0])
         check_manifest(record, manifest)
     except BundleUnsound as error:
         raise _refused(
@@ -146,14 +146,21 @@ def check_decision(record: Mapping[str, Any]) -> str:
 
 
 def registered_as(folder: Path) -> tuple[str, str]:
-    """Return the registered model and version as which MLflow downloaded a folder; both empty if it was not by name."""
+    """Return the registered model and version as which MLflow downloaded a folder; both empty if it was not by name.
+
+    Raises:
+        BundleUnsound: MLflow's file in the folder cannot be read.
+    """
     import yaml
 
+    path = folder / "registered_model_meta"
     try:
-        found = yaml.safe_load((folder / "registered_model_meta").read_text(encoding="utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return str(found["model_name"] or ""), str(found["model_version"] or "")
     except FileNotFoundError:
         return "", ""
-    return str(found["model_name"] or ""), str(found["model_version"] or "")
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise BundleUnsound(path.name, f"found no name and version of a model: {error!r}"[:300]) from error
 
 
 def _refused(found: str, expected: str) -> RuntimeError:

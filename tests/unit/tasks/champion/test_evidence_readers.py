@@ -19,8 +19,10 @@ import pytest
 from evidence import NAME, TARGET, Version, make_version, new_signer
 
 from tasks.champion.bundle.verify import VerifiedPart, verify
+from tasks.champion.seal_evidence import _decision
 from tasks.champion.signed_evidence.archive import read_archive
 from validators.digests import digest_file
+from validators.records.run import Champion
 from validators.records.verdicts import SignOff
 
 ROOT = Path(__file__).parents[4]
@@ -87,6 +89,42 @@ def test_sound_version_passes_both_readers(
     who = "approved by Ada on 2026-11-22T10:00:00Z" if which == "approved" else "promoted by its gates"
     assert who in parts["decision"].told and f"{NAME}@champion-{TARGET}" in parts["decision"].told
     assert consume(version) == [[1, 0, -1]]
+
+
+def test_folder_is_verified_from_within(made: dict[str, Version], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a relative path, and by the folder of artifacts; the name in MLflow lies one folder above."""
+    monkeypatch.chdir(made["fraud"].folder / "artifacts")
+    assert all(part.is_sound for part in verify(Path(), key=SIGNER.public))
+
+
+@pytest.mark.parametrize("text", ["", "[", "model_name", "{}"])
+def test_unreadable_name_of_a_version_is_refused(
+    version: Version, consume: Callable[[Version], Any], text: str
+) -> None:
+    (version.folder / "registered_model_meta").write_text(text)
+    assert failed(version.folder).part == "registered_model_meta"
+    with pytest.raises(RuntimeError, match="fails at registered_model_meta"):
+        consume(version)
+
+
+@pytest.mark.parametrize(
+    ("champion", "promotes", "expected"),
+    [
+        (None, True, (True, None)),
+        ("other", True, (True, "3")),
+        ("same", True, (False, None)),
+        ("other", False, (False, "3")),
+    ],
+)
+def test_seal_records_what_was_decided(champion: str | None, promotes: bool, expected: tuple[bool, str | None]) -> None:
+    """A champion that is the same artifact stays: its version keeps the evidence that it has."""
+    run: Any = SimpleNamespace(job=SimpleNamespace(target=TARGET))
+    run_inputs: Any = SimpleNamespace(source=SimpleNamespace(name="fraud"))
+    best: Any = SimpleNamespace(variant=SimpleNamespace(digest="same"))
+    present = Champion(NAME, "3", f"champion-{TARGET}", champion, "s", "c") if champion else None
+    decision = _decision(run, run_inputs, best, present, ADA, promotes=promotes)
+    assert (decision.promotes, decision.replaces) == expected
+    assert (decision.model, decision.target, decision.sign_off) == (NAME, TARGET, ADA)
 
 
 Change = Callable[[dict[str, Any]], None]
