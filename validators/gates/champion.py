@@ -15,6 +15,7 @@ from validators.records.run import AbsentEngine, Champion, device_class
 from validators.records.verdicts import Verdict
 
 BEATS_CHAMPION, CHAMPION_DEVICE = "beats_champion", "champion_device"
+CHAMPION_GATES = frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
 _IN_TURN = "p50 beside the champion, in turn"
 
 
@@ -143,7 +144,7 @@ def champion_gates(digest: str, champion: Champion | None) -> frozenset[str]:
     """
     if champion is None or champion.digest == digest:
         return frozenset()
-    return frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
+    return CHAMPION_GATES
 
 
 def judge_rolled_back(mark: RolledBack | None) -> Verdict:
