@@ -174,7 +174,7 @@ DRAWS: dict[str, Draw] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "log_loss": {"scores": "logits"},
     "ece": {"scores": "logits"},
-    **dict.fromkeys(("recall_at_k", "ndcg", "mrr"), {"k": 1}),
+    **{name: {"k": 1} for name in ("recall_at_k", "ndcg", "mrr")},
 }
 SLOW = ("wer", "cer", "bleu", "rouge", "exact_match", "map", "map50")
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_judge import latency, make_job
 
+from tasks.champion.bundle.verify import is_sound, verify
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials.judge_on_samples import JudgedData
-from tasks.champion.bundle.verify import is_sound, verify
 from tasks.trials.recover import choose_recovered, fewest_parts, with_stricter_confidence
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import SessionSettings, Trial

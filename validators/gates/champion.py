@@ -8,8 +8,8 @@ from typing import Literal
 from validators.gates.resource import disturbed
 from validators.gates.verdict_rules import BLOCKS, bounded
 from validators.job.job_gates import Gates
-from validators.records.journal import RolledBack
 from validators.plain_text import signed_figure
+from validators.records.journal import RolledBack
 from validators.records.measurements import Estimate
 from validators.records.run import AbsentEngine, Champion, device_class
 from validators.records.verdicts import Verdict

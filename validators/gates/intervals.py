@@ -41,8 +41,8 @@ def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
     """Return the mean of paired drops with a one-sided bound on either side, and the name of the method.
 
     `drops` is float64 of shape `(n,)`, positive is worse. Drops of right/wrong outcomes (-1, 0, 1) get
-    `score_interval`, a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN bounds, which
-    pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
+    `score_interval`, a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN
+    bounds, which pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # the check below catches an overflow
         mean = float(drops.mean()) if len(drops) else math.nan

@@ -69,8 +69,9 @@ def reach_of(
 
     Changes phi of the metric by each row give the effective number (sum phi^2)^2 / sum phi^4: the degrees of freedom of the
     variance that independent changes of these sizes have (F. Satterthwaite, Biometrics Bulletin 2, 1946). It is the number of
-    rows that can move the metric, if these move it alike. `alike`: no pseudo-value shows a difference. Clusters have the sizes of their rows' phi^2. The largest change by a
-    cluster is that of its rows on average, each by as much as the largest.
+    rows that can move the metric, if these move it alike. Clusters have the sizes of their rows' phi^2. The largest change by a
+    cluster is that of its rows on average, each by as much as the largest. It is only looked for without `wrong` if few rows
+    moved, or if no pseudo-value shows a difference (`alike`).
     """
     drop, changed = drop_of(baseline, variant), variant.copy()
 
@@ -98,7 +99,7 @@ def reach_of(
             least = ROUNDING * largest
             found = [differs[place] and change(place, baseline[place]) > least for place in places]
             share = np.where(differs, _spread(np.array(found, np.float64), places, kind, differs[places]), 0.0)
-    units, rows = _effective(np.bincount(unit_of_row, weight)), _effective(weight)
+    units, rows = _effective(np.asarray(np.bincount(unit_of_row, weight), np.float64)), _effective(weight)
     if not units:
         return Reach(0.0, 0.0, 0.0)
     return Reach(units, units * float(weight @ share) / float(weight.sum()), largest * rows / units)

@@ -60,9 +60,9 @@ class Metric:
     clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
     and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
     `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
-    `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst. `of_windows`
-    is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`, from logits
-    `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With `of_answers`, the outputs are texts `(n,)`
+    `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
+    `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
+    from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With `of_answers`, the outputs are texts `(n,)`
     that a language model answers with so many tokens, and the labels are the expected texts.
     """
 
@@ -128,7 +128,7 @@ def mean_of_ratios(rows: Rows) -> float:
 def without_success(rows: Rows) -> Wrong:
     """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found."""
     above, below = np.split(rows, 2, axis=1)
-    return Wrong(as_rows(np.zeros_like(above), below), below.any(axis=1).astype(np.intp))
+    return Wrong(as_rows(np.zeros_like(above), below), np.asarray(below.any(axis=1), np.intp))
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

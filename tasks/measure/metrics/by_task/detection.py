@@ -159,7 +159,7 @@ def _split(rows: Rows) -> list[Rows]:
 def _missed(rows: Rows) -> Vector:
     """Return how many matches, of all detections at all overlaps, each sample lacks: less than none."""
     bits = _split(rows)[2].astype(np.intp)
-    return -((bits[..., None] >> np.arange(len(THRESHOLDS))) & 1).sum(axis=(1, 2)).astype(np.float64)
+    return np.asarray(-((bits[..., None] >> np.arange(len(THRESHOLDS))) & 1).sum(axis=(1, 2)), np.float64)
 
 
 def _nothing_found(rows: Rows) -> Wrong:

@@ -21,8 +21,8 @@ from tasks.measure.metrics.metric import (
     mean_of_ratios,
     mean_of_scores,
     misfit,
-    without_success,
     values_a_sample,
+    without_success,
 )
 from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec

@@ -19,8 +19,8 @@ from tasks.measure.metrics.metric import (
     flat,
     mean_of_ratios,
     misfit,
-    without_success,
     of_all_samples,
+    without_success,
 )
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec

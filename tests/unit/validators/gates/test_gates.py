@@ -490,7 +490,7 @@ def test_a_tolerance_below_what_the_samples_can_show_is_refused(
 
 
 def test_each_part_of_the_samples_must_be_able_to_pass() -> None:
-    """149 choose at 95 %: log(0.05) / log(0.98); those that confirm one of three need 222, at 98.3 %: z = 2.128, z^2 = 4.529, times 0.98 / 0.02."""
+    """149 choose at 95 %, log(0.05) / log(0.98); those that confirm one of three need 222, at 98.3 %: z^2 = 4.529, times 49."""
     check_gates_can_be_met(GATES, Confirmation(), kept(149, 222), {}, is_right_or_wrong=True)
     for parts, words in (((148, 222), "148 evaluation samples that choose"), ((149, 221), "221 .* that confirm")):
         with pytest.raises(JobError, match=words) as caught:
