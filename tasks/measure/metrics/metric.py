@@ -62,8 +62,9 @@ class Metric:
     `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
     `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
     `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
-    from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With `of_answers`, the outputs are texts `(n,)`
-    that a language model answers with so many tokens, and the labels are the expected texts.
+    from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With
+    `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the expected
+    texts.
     """
 
     name: str
