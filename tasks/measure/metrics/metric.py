@@ -63,8 +63,8 @@ class Metric:
     `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
     `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
     from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With
-    `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the expected
-    texts.
+    `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the texts
+    that are expected.
     """
 
     name: str
