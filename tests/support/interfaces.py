@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from conftest import CLASSES, FEATURES, centres, tiny_samples, tiny_weights
+from conftest import CLASSES, FEATURES, HIDDEN, centres, tiny_samples, tiny_weights
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -249,8 +249,8 @@ def calls(steps: int) -> Callable[[int, int], Arrays]:
 
 
 def own_rows(first: bool) -> onnx.ModelProto:
-    """Rows of (sample, class) of all positive scores: as many as there are."""
-    nodes = [node("Greater", ["scores", "least"], ["chosen"], name="chosen")]
+    """Rows of (sample, place) of all positive hidden values: as many as there are, fewer of which are left by rounding."""
+    nodes = [node("Greater", ["hidden", "least"], ["chosen"], name="chosen")]
     rows = tensor("rows", INT64, ["rows", 2])
     made = model([X], nodes, [rows, LOGITS] if first else [LOGITS, rows], least=np.float32(0))
     made.graph.node.extend(
@@ -263,23 +263,25 @@ def own_rows(first: bool) -> onnx.ModelProto:
 
 
 def nms(first: bool) -> onnx.ModelProto:
-    """A detector: NonMaxSuppression of four boxes side by side, rows of (sample, class, box) of those with positive scores."""
+    """A detector: NonMaxSuppression of boxes side by side, of the classes and of clutter: rows of (sample, 0, box)."""
     selected = tensor("selected", INT64, ["selected", 3])
-    outputs = [LOGITS, tensor("boxes", FLOAT, ["batch", 4, 4]), tensor("box_scores", FLOAT, ["batch", 1, 4])]
-    corners = np.array([[at, 0, at + 1, 1] for at in range(CLASSES)], np.float32)
+    count = CLASSES + HIDDEN
+    outputs = [LOGITS, tensor("boxes", FLOAT, ["batch", count, 4]), tensor("box_scores", FLOAT, ["batch", 1, count])]
+    corners = np.array([[at, 0, at + 1, 1] for at in range(count)], np.float32)
     made = model(
         [X],
-        [node("Reshape", ["scores", "one_class"], ["box_scores"], name="box_scores")],
+        [node("Concat", ["scores", "hidden"], ["all_scores"], axis=1, name="all_scores")],
         [selected, *outputs] if first else [*outputs, selected],
-        one_class=np.array([0, 1, CLASSES]),
-        most=np.int64(4),
+        one_class=np.array([1]),
+        most=np.int64(count),
         overlap=np.float32(0.5),
         least=np.float32(0),
         corners=corners,
-        shape_of_boxes=np.array([CLASSES, 4]),
+        shape_of_boxes=np.array([count, 4]),
     )
     made.graph.node.extend(
         [
+            node("Unsqueeze", ["all_scores", "one_class"], ["box_scores"], name="box_scores"),
             node("Shape", ["x"], ["n"], end=1, name="n"),
             node("Concat", ["n", "shape_of_boxes"], ["box_shape"], axis=0, name="box_shape"),
             node("Expand", ["corners", "box_shape"], ["boxes"], name="boxes"),
