@@ -155,6 +155,14 @@ def test_other_integers_are_refused(width: int, values: int) -> None:
     assert len(signs(found)["ids.mean"]) == 2
 
 
+def test_words_that_repeat_in_the_traffic_are_no_drift() -> None:
+    """Calibration samples may be requests: only the evaluation data must lack them."""
+    words = np.random.default_rng(0).integers(1, 400, (1128, 1)) * [[1, 0]]
+    ours, theirs = samples_of(words[:128]), samples_of(words[128:])
+    found = compare_disjoint(ours, theirs, [], BOUNDS, seed=7, is_evaluation=False)
+    assert found.note == "" and not any(signs(found).values())
+
+
 def test_tokens_of_one_group_alone_are_no_drift_where_groups_are_dealt_out() -> None:
     """Each user has words of his own, in ten texts: among the users of another file they are all unseen."""
     users = np.repeat(np.arange(200), 10)
