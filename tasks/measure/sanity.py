@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from validators.samples.datasets import Arrays, Feed, Samples, rows_of
 RUNS = 3
 # Enough to tell a constant answer, and a random one; samples of perplexity are whole windows of text.
 SANITY_SAMPLES, SANITY_WINDOWS = 8, 2
+# Batches of other samples that the baseline alone answers, once each. Of an output whose size is n or n + 1 by the toss of a
+# coin, all eight batches would have the same in one of 128 cases.
+PROBES = 7
 _NUMBERS = "biuf"
 
 
@@ -39,15 +42,29 @@ def sanity_batches(samples: Samples, fixed_batch: int | None, *, of_text: bool) 
     return list(islice(samples.batches(size), max(1, wanted // size)))
 
 
-def make_sanity(variant: Variant, batches: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path) -> Sanity:
-    """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself."""
-    found = ask(variant.loaded, variant.session, batches)
+def probe_batches(samples: Samples, asked: Sequence[Feed]) -> list[Feed]:
+    """Return batches of the first one's size, evenly spread over the other samples."""
+    size = asked[0].rows
+    first, last = len(asked), len(samples) // size - 1
+    order = np.unique(np.linspace(first, last, PROBES).astype(int)).tolist() if first <= last else []
+    return list(samples.batches(size, order))
+
+
+def make_sanity(
+    variant: Variant, batches: Sequence[Arrays], probes: Sequence[Arrays], baseline: tuple[Answers, ...] | None, _: Path
+) -> Sanity:
+    """Ask a variant; `baseline` holds the answers of the baseline, None for the baseline itself, which gets the `probes`."""
+    found = ask(variant.loaded, variant.session, batches, probes if baseline is None else ())
     samples = sum(map(rows_of, batches))
     return Sanity(samples, RUNS, found if baseline is None else baseline, found)
 
 
-def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tuple[Answers, ...]:
+def ask(
+    model: Path, settings: SessionSettings, batches: Sequence[Arrays], probes: Sequence[Arrays] = ()
+) -> tuple[Answers, ...]:
     """Return the answers of every output to the samples of `batches`. Each batch runs `RUNS` times.
+
+    `probes` are more batches of the first one's size. Sizes of outputs that differ among equal batches depend on values.
 
     Raises:
         CandidateRefused: the runtime does not load or run the model.
@@ -55,17 +72,17 @@ def ask(model: Path, settings: SessionSettings, batches: Sequence[Arrays]) -> tu
     # Another candidate's session may run at the same time; spinning threads would compete with its threads.
     with open_runner(model, settings.without_spinning()) as runner:
         names = [spec.name for spec in runner.outputs]
-        parts = []
-        for batch in batches:
-            # Batch by batch: the logits of a language model for all samples do not fit in memory.
-            runs = [runner.run(batch, names) for _ in range(RUNS)]
-            parts.append(
-                [
-                    describe(spec.name, spec.dtype, [run[place] for run in runs], rows_of(batch))
-                    for place, spec in enumerate(runner.outputs)
-                ]
-            )
-    return tuple(merge(of_output) for of_output in zip(*parts, strict=True))
+
+        def answered(batch: Arrays, times: int) -> list[OutputPart]:
+            runs = [runner.run(batch, names) for _ in range(times)]
+            return [
+                describe(spec.name, spec.dtype, [run[place] for run in runs], rows_of(batch))
+                for place, spec in enumerate(runner.outputs)
+            ]
+
+        # Batch by batch: the logits of a language model for all samples do not fit in memory.
+        parts = [answered(batch, RUNS) for batch in batches] + [answered(batch, 1) for batch in probes]
+    return tuple(mark_free_sizes(merge(of_output[: len(batches)]), of_output) for of_output in zip(*parts, strict=True))
 
 
 def describe(name: str, dtype: str, runs: Sequence[Any], rows: int) -> OutputPart:
@@ -111,6 +128,18 @@ def merge(parts: Sequence[OutputPart]) -> Answers:
         max(part.answers.spread for part in parts),
         max(part.answers.peak for part in parts),
         tuple(int(start) + row for start, part in zip(starts, parts, strict=False) for row in part.answers.bad_samples),
+    )
+
+
+def mark_free_sizes(answers: Answers, parts: Sequence[OutputPart]) -> Answers:
+    """Return the answers with None for each size that differs among the parts of as many samples as the first."""
+    if answers.shape is None:
+        return answers
+    shapes = [part.answers.shape or () for part in parts if part.rows == parts[0].rows]
+    # A slice, as even the number of axes may differ.
+    is_free = [len({shape[axis : axis + 1] for shape in shapes}) > 1 for axis in range(len(answers.shape))]
+    return replace(
+        answers, shape=tuple(None if free else size for free, size in zip(is_free, answers.shape, strict=True))
     )
 
 

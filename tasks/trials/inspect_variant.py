@@ -8,7 +8,7 @@ from functools import partial
 from tasks.measure.continuations import Continuations, agreement_of, make_continuations, prompt_rows
 from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.request import request_of
-from tasks.measure.sanity import make_sanity, sanity_batches
+from tasks.measure.sanity import make_sanity, probe_batches, sanity_batches
 from tasks.run.context import Run
 from tasks.runtimes.providers import provider_of
 from tasks.storage.product import Product
@@ -53,13 +53,16 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
     """
     baseline = baseline_variant(run, run_inputs, inventory)
     evidence = run_inputs.evidence
-    batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=run.job.metric in WINDOW_METRICS)
+    of_text = run.job.metric in WINDOW_METRICS
+    batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=of_text)
+    # The logits and caches of a language model have the sizes of its inputs, and its windows are slow.
+    probes = [] if of_text else probe_batches(evidence.evaluation, batches)
     samples = sum(batch.rows for batch in batches)
 
     def answers(of: Variant, before: Sanity | None) -> tuple[Sanity, bool]:
         beside = baseline.measured_as if before else None
         inputs = (of.measured_as, beside, evidence.evaluation.file.digest, samples, inventory.device_key)
-        make = partial(make_sanity, of, batches, before.variant if before else None)
+        make = partial(make_sanity, of, batches, probes, before.variant if before else None)
         return run.store.make(Product("sanity", inputs, Sanity, make))
 
     before, _ = answers(baseline, None)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
+from calibration_integers import clean_table, shifted_table
 from demo_processors import table
 from docs_pages import ROOT, pages
 from gpu.first import REFERENCE
@@ -313,6 +314,12 @@ def test_the_table_of_real_models_without_vnni_is_that_of_the_runs() -> None:
         if int8 and float32
     ]
     assert [gain > 1 for gain in gains] == [False, True, True]
+
+
+def test_the_tables_of_integers_are_those_of_the_simulation() -> None:
+    figures, page = result("calibration_integers"), pages()["docs/how-calibration-is-judged.md"]
+    assert clean_table(figures) in page and shifted_table(figures) in page
+    assert max(one["refused_or_warned"]["share"] for one in figures["clean"]) <= 0.05
 
 
 def test_the_table_of_races_is_that_of_the_simulation() -> None:

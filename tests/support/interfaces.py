@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from conftest import CLASSES, FEATURES, tiny_samples, tiny_weights
+from conftest import CLASSES, FEATURES, HIDDEN, centres, tiny_samples, tiny_weights
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -249,10 +249,10 @@ def calls(steps: int) -> Callable[[int, int], Arrays]:
 
 
 def own_rows(first: bool) -> onnx.ModelProto:
-    """Boxes that are left after a choice: as many rows as were chosen."""
-    nodes = [node("Greater", ["scores", "least"], ["chosen"], name="chosen")]
+    """Rows of (sample, place) of all positive hidden values: as many as there are, fewer of which are left by rounding."""
+    nodes = [node("Greater", ["hidden", "least"], ["chosen"], name="chosen")]
     rows = tensor("rows", INT64, ["rows", 2])
-    made = model([X], nodes, [rows, LOGITS] if first else [LOGITS, rows], least=np.float32(-1e9))
+    made = model([X], nodes, [rows, LOGITS] if first else [LOGITS, rows], least=np.float32(0))
     made.graph.node.extend(
         [
             node("NonZero", ["chosen"], ["places"], name="places"),
@@ -263,27 +263,94 @@ def own_rows(first: bool) -> onnx.ModelProto:
 
 
 def nms(first: bool) -> onnx.ModelProto:
-    """NonMaxSuppression of four boxes side by side: rows of (sample, class, box)."""
+    """A detector: NonMaxSuppression of boxes side by side, of the classes and of clutter: rows of (sample, 0, box)."""
     selected = tensor("selected", INT64, ["selected", 3])
-    corners = np.array([[at, 0, at + 1, 1] for at in range(CLASSES)], np.float32)
+    count = CLASSES + HIDDEN
+    outputs = [LOGITS, tensor("boxes", FLOAT, ["batch", count, 4]), tensor("box_scores", FLOAT, ["batch", 1, count])]
+    corners = np.array([[at, 0, at + 1, 1] for at in range(count)], np.float32)
     made = model(
         [X],
-        [node("Reshape", ["scores", "one_class"], ["box_scores"], name="box_scores")],
-        [selected, LOGITS] if first else [LOGITS, selected],
-        one_class=np.array([0, 1, CLASSES]),
-        most=np.int64(3),
+        [node("Concat", ["scores", "hidden"], ["all_scores"], axis=1, name="all_scores")],
+        [selected, *outputs] if first else [*outputs, selected],
+        one_class=np.array([1]),
+        most=np.int64(count),
+        overlap=np.float32(0.5),
+        least=np.float32(0),
         corners=corners,
-        shape_of_boxes=np.array([CLASSES, 4]),
+        shape_of_boxes=np.array([count, 4]),
     )
     made.graph.node.extend(
         [
+            node("Unsqueeze", ["all_scores", "one_class"], ["box_scores"], name="box_scores"),
             node("Shape", ["x"], ["n"], end=1, name="n"),
             node("Concat", ["n", "shape_of_boxes"], ["box_shape"], axis=0, name="box_shape"),
             node("Expand", ["corners", "box_shape"], ["boxes"], name="boxes"),
-            node("NonMaxSuppression", ["boxes", "box_scores", "most"], ["selected"], name="nms"),
+            node("NonMaxSuppression", ["boxes", "box_scores", "most", "overlap", "least"], ["selected"], name="nms"),
         ]
     )
     return made
+
+
+def true_boxes(n: int, seed: int) -> Arrays:
+    """The box of each sample's class."""
+    arrays = tiny_samples(n, seed)
+    at = arrays["label"].astype(np.float32)
+    return arrays | {"label": np.stack([at, 0 * at, at + 1, 0 * at + 1, 0 * at], axis=1)[:, None]}
+
+
+def speech() -> onnx.ModelProto:
+    """A voice: the frames of all sounds that the features stand for, as many as the longest of the batch has."""
+    shape: list[Any] = ["batch", "frames"]
+    made = model(
+        [X, tensor("length", INT64, ["batch"])],
+        [],
+        [LOGITS, tensor("speech", FLOAT, shape)],
+        frames_a_unit=np.float32(10),
+        zero=np.int64(0),
+        one=np.int64(1),
+        last=np.array([1]),
+    )
+    made.graph.node.extend(
+        [
+            node("Relu", ["scores"], ["durations"], name="durations"),
+            node("ReduceSum", ["durations", "last"], ["spoken"], keepdims=0, name="spoken"),
+            node("Cast", ["length"], ["pauses"], to=FLOAT, name="pauses"),
+            node("Add", ["spoken", "pauses"], ["units"], name="units"),
+            node("Mul", ["units", "frames_a_unit"], ["ends"], name="ends"),
+            node("ReduceMax", ["ends"], ["longest"], keepdims=0, name="longest"),
+            node("Cast", ["longest"], ["count"], to=INT64, name="count"),
+            node("Range", ["zero", "count", "one"], ["times"], name="times"),
+            node("Cast", ["times"], ["at"], to=FLOAT, name="at"),
+            node("Unsqueeze", ["ends", "last"], ["until"], name="until"),
+            node("Less", ["at", "until"], ["sounds"], name="sounds"),
+            node("Cast", ["sounds"], ["speech"], to=FLOAT, name="speech"),
+        ]
+    )
+    return made
+
+
+PEOPLE = 5000
+
+
+def recommender() -> onnx.ModelProto:
+    """One id of a user and one of an item a sample; users of one class like the same."""
+    rng = np.random.default_rng(5)
+    users, items = (rng.normal(size=(PEOPLE, FEATURES)).astype(np.float32) for _ in range(2))
+    nodes = [
+        node("Gather", ["users", "user"], ["person"], name="person"),
+        node("Gather", ["items", "item"], ["thing"], name="thing"),
+        node("Add", ["person", "thing"], ["features"], name="features"),
+    ]
+    users += centres()[np.arange(PEOPLE) % CLASSES]
+    ids = [tensor(name, INT64, ["batch"]) for name in ("user", "item")]
+    return model(ids, nodes, [LOGITS], users=users, items=items)
+
+
+def visits(n: int, seed: int) -> Arrays:
+    """Some users and items are seen more often than others."""
+    rng = np.random.default_rng(seed)
+    user, item = (PEOPLE * rng.random((2, n)) ** 2).astype(np.int64)
+    return {"user": user, "item": item, "label": user % CLASSES}
 
 
 def fixed(batch: int) -> onnx.ModelProto:
@@ -455,7 +522,19 @@ WORKING: dict[str, Interface] = {
         recurrent(), data=calls(3), job={"inputs": {"h": {"batch_axis": 1, "state_from": "hn"}}}
     ),
     "own rows": Interface(own_rows(first=False)),
-    "boxes": Interface(nms(first=False)),
+    "boxes after NMS": Interface(
+        nms(first=False),
+        data=true_boxes,
+        job={
+            "metric": "map",
+            "output": ["boxes", "box_scores", "selected"],
+            "gates": {"max_drop": 0.05, "min_speedup": None},
+        },
+    ),
+    "speech with lengths": Interface(
+        speech(), data=with_(length=lambda n: np.random.default_rng(n).integers(1, 21, n))
+    ),
+    "one id an input": Interface(recommender(), data=visits),
     "fixed batch 3": Interface(fixed(3), job=for_batch(3)),
     "fixed batch 1": Interface(fixed(1), job=for_batch(1)),
     "float16": typed(HALF, np.float16),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,10 @@ from numpy.typing import NDArray
 from validators.digests import digest_samples
 from validators.errors import DataError
 from validators.job.job_data import CalibrationBounds
-from validators.samples.datasets import Samples
+from validators.samples.datasets import Arrays, Samples
 from validators.samples.drift import Comparison, Vector, compare, count_in_bins, find_signs
 from validators.samples.sample_statistics import align, kind_of, measure_samples
-from validators.samples.token_frequencies import measure_tokens
+from validators.samples.token_frequencies import Folds, measure_tokens
 
 # More reference samples would cost time and change no verdict: the fewer calibration samples limit the precision.
 MAX_REFERENCE_SAMPLES = 5000
@@ -61,25 +62,40 @@ def compare_disjoint(
     A sign of drift must show against both references; the comparison with fewer signs is returned. If no sample repeats, both
     references are the whole reference. More than 5,000 reference samples are subsampled with `seed`.
 
+    Tokens are measured by the other half of the reference (`measure_tokens`), which is dealt out like the data: by group if
+    both sides have groups (`data.groups`), else by sample or, for distinct samples, with all copies in one half.
+
+    Inputs that are a state (`state_from`) are not compared: their values are the source's.
+
     Raises:
         DataError: an input of the reference has a finite value in no sample.
     """
     rows = _draw(len(reference), seed)
-    ours, theirs = _measure_both(calibration, reference, rows)
+    taken = slice(None) if rows is None else rows
+    sides = calibration.own_inputs, reference.own_inputs
+    ours, theirs = align(measure_samples(sides[0]), measure_samples(sides[1], rows))
+    _check_reference(reference, theirs)
     own = digest_samples(calibration.inputs)
-    digests = list(evaluation) if is_evaluation else digest_samples(reference.inputs)
-    drawn = digests if rows is None else [digests[row] for row in rows]
+    drawn = np.array(evaluation if is_evaluation else digest_samples(reference.inputs))[taken]
     counted, others = Counter(evaluation), int(is_evaluation)
-    alone = np.array([counted[digest] <= others for digest in drawn])
-    once = _first_of_each(drawn)
+    alone = np.array([counted[digest] <= others for digest in drawn.tolist()])
+    distinct, once = _first_of_each(own), _first_of_each(drawn.tolist())
     fewest = min(MIN_REFERENCE_SAMPLES, int(np.count_nonzero(once)))
-    choices = [(np.ones(len(own), bool), alone, "that occur once" if others else "that are not in the evaluation data")]
-    choices += [(_first_of_each(own), once, "that differ from each other")]
-    found = [
-        _compare_rows(ours, theirs, kept, reference_kept, note)
-        for kept, reference_kept, note in choices
-        if np.count_nonzero(reference_kept) >= fewest
+    by_row, by_sample = np.arange(len(drawn)), drawn
+    if calibration.clusters is not None and reference.clusters is not None:
+        by_row = by_sample = reference.clusters[taken]
+    word = "that occur once" if others else "that are not in the evaluation data"
+    choices = [
+        (np.ones(len(own), bool), alone, by_row, word),
+        (distinct, once, by_sample, "that differ from each other"),
     ]
+    if distinct.all() and once.all() and alone.all():
+        choices = choices[:1]
+    found = []
+    for kept, reference_kept, keys, note in choices:
+        if np.count_nonzero(reference_kept) >= fewest:
+            tokens = _measure_tokens(*sides, rows, *_deal(keys, len(own), seed))
+            found.append(_compare_rows(ours | tokens[0], theirs | tokens[1], kept, reference_kept, note))
     return min(found, key=lambda one: _count_signs(one, bounds))
 
 
@@ -124,18 +140,32 @@ def _count_signs(compared: DisjointComparison, bounds: CalibrationBounds) -> tup
     return max(signs, default=0), sum(signs)
 
 
-def _measure_both(
-    calibration: Samples, reference: Samples, rows: NDArray[np.intp] | None
+def _measure_tokens(
+    calibration: Arrays, reference: Arrays, rows: NDArray[np.intp] | None, folds: Folds, reference_folds: Folds
 ) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Return the statistics of the calibration samples and of the reference samples in `rows`, token statistics included."""
-    ours, theirs = align(measure_samples(calibration.inputs), measure_samples(reference.inputs, rows))
-    _check_reference(reference, theirs)
-    for name, array in calibration.inputs.items():
-        drawn = reference.inputs[name] if rows is None else reference.inputs[name][rows]
-        if array[0].size and drawn[0].size and "index" in (kind_of(array), kind_of(drawn)):
-            for table, tokens in zip((ours, theirs), measure_tokens(array, drawn), strict=True):
+    """Return the token statistics of each index input, of the reference in `rows` (None: all).
+
+    An input of one value a sample, such as a length or an id, has none: its mean is the value, so that the two distributions
+    are compared themselves. Ids that the reference lacks are no drift where data are split by user.
+    """
+    tables: tuple[dict[str, Vector], dict[str, Vector]] = {}, {}
+    for name, array in calibration.items():
+        other = reference[name] if rows is None else reference[name][rows]
+        if min(array[0].size, other[0].size) > 1 and "index" in (kind_of(array), kind_of(other)):
+            for table, tokens in zip(tables, measure_tokens(array, other, folds, reference_folds), strict=True):
                 table |= {f"{name}.{statistic}": values for statistic, values in tokens.items()}
-    return ours, theirs
+    return tables
+
+
+def _deal(keys: NDArray[Any], count: int, seed: int) -> tuple[Folds, Folds]:
+    """Return fold 0 or 1 of each of `count` calibration samples and of each reference sample, whose `keys` have shape `(m,)`.
+
+    Samples of one key are in one fold. Both sides have the same share of either fold.
+    """
+    rng = np.random.default_rng(seed)
+    _, places = np.unique(keys, return_inverse=True)
+    reference_folds = (rng.permutation(places.max() + 1) % 2)[places]
+    return (rng.permutation(count) < round(count * reference_folds.mean())).astype(np.intp), reference_folds
 
 
 def _draw(count: int, seed: int) -> NDArray[np.intp] | None:

@@ -14,7 +14,7 @@ from validators.gates.agreement import judge_agreement
 from validators.gates.champion import judge_rolled_back
 from validators.gates.read_back import tolerance_of
 from validators.job.candidate_name import decode
-from validators.job.job import Job
+from validators.job.job import OF_SEVERAL_OUTPUTS, Job
 from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
 from validators.records.journal import RolledBack
 from validators.records.latencies import Latency
@@ -133,8 +133,12 @@ def _sanity(name: str) -> Callable[[Measured], Verdict | None]:
     def judge(found: Measured) -> Verdict | None:
         # Kernels of a GPU may add partial sums in another order in each run; those of a processor do not.
         waver = tolerance_of(found.candidate) if is_on_gpu(decode(found.candidate).target) else 0.0
-        verdicts = sanity.judge_sanity(found.sanity, waver) if found.sanity else ()
-        return next((verdict for verdict in verdicts if verdict.gate == name), None)
+        if found.sanity is None:
+            return None
+        boxes = found.job.metric in OF_SEVERAL_OUTPUTS
+        judged = found.job.output_names or [answers.name for answers in found.sanity.baseline[:1]]
+        verdicts = sanity.judge_sanity(found.sanity, waver, judged if boxes else ())
+        return next(verdict for verdict in verdicts if verdict.gate == name)
 
     return judge
 
@@ -263,7 +267,7 @@ GATES: tuple[Gate, ...] = (
     ),
     Gate(
         "same_outputs",
-        "No output is missing, new, in another place, or has another dtype or shape.",
+        "No output is missing, new, in another place, or has another dtype, number of axes, or size that values do not change.",
         "yes or no",
         judge=_sanity("same_outputs"),
     ),

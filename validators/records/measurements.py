@@ -172,7 +172,9 @@ def _share(amounts: Mapping[str, float], kernels: Iterable[str]) -> float:
 class Answers:
     """Summary of one output for one batch of different samples, run several times.
 
-    `shape` is that of the batch; None for an output that is not a numeric tensor, whose other fields keep their defaults.
+    `shape` is that of the batch; None for an output that is not a numeric tensor, whose other fields keep their defaults. Of
+    the baseline, a size is None where batches of other samples of the same input shapes have another one: it depends on values,
+    like the number of boxes after non-maximum suppression.
     `is_constant` means that all samples got the same answer (False if axis 0 is not the sample axis). `spread` is the largest
     absolute difference between two runs: 0 if all are bitwise equal, infinite if they are finite at different positions. `peak`
     is the largest finite magnitude of the first run. `bad_samples` are those with NaN or Inf in any run; an output without a
@@ -181,7 +183,7 @@ class Answers:
 
     name: str
     dtype: str
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int | None, ...] | None = None
     is_constant: bool = False
     spread: float = 0.0
     peak: float = 0.0

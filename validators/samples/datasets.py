@@ -68,6 +68,11 @@ class Samples:
     def __len__(self) -> int:
         return self.file.rows
 
+    @property
+    def own_inputs(self) -> Arrays:
+        """Inputs without states, whose values are the source's."""
+        return {name: array for name, array in self.inputs.items() if not self.feeds or name not in self.feeds.states}
+
     def batches(self, size: int, order: Iterable[int] | None = None) -> Iterator[Feed]:
         """Yield the model's inputs for at most `size` samples, in order, or in the `order` of their numbers from 0."""
         for number in range(-(-len(self) // size)) if order is None else order:

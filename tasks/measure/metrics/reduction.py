@@ -164,7 +164,7 @@ def _misshapen(found: str) -> CandidateRefused:
         kind="invalid",
         found=found,
         expected="outputs of equal shape, with samples along axis 0",
-        fix="check the shape of the judged output, or name another `output`",
+        fix="if its size depends on values, pad the judged output to a fixed size in the graph; or name another `output`",
     )
 
 

@@ -63,7 +63,7 @@ _FORMS = (
 def join_detections(outputs: Sequence[NDArray[Any]], n: int) -> Boxes:
     """Return the detections of `n` samples from the outputs of one batch, float64 `(n, m, 6)`.
 
-    Outputs with their own number of rows are padded to `MOST` per sample.
+    Fewer are padded to `MOST` per sample: their number may depend on values and differ from batch to batch.
 
     Raises:
         JobError: the outputs have none of the known forms.
@@ -72,19 +72,19 @@ def join_detections(outputs: Sequence[NDArray[Any]], n: int) -> Boxes:
     shapes = [array.shape for array in arrays]
     match [array.ndim for array in arrays]:
         case [3] if shapes[0][0] == n and shapes[0][2] == COLUMNS:
-            return arrays[0]
+            return _filled(arrays[0])
         case [2] if shapes[0][1] == COLUMNS + 1:
             sample, box, label, score = np.split(arrays[0], [1, 5, 6], axis=1)
             return _padded(sample[:, 0], np.hstack([box, score, label]), n)
         case [3, 3] if shapes[0] == (n, shapes[1][1], 4):
             best = arrays[1].max(axis=2), arrays[1].argmax(axis=2)
-            return np.dstack([arrays[0], *best])
+            return _filled(np.dstack([arrays[0], *best]))
         case [3, 3, 2] if shapes[0] == (n, shapes[1][2], 4) and shapes[2][1:] == (3,):
             sample, label, place = arrays[2].astype(np.intp).T
             chosen = arrays[0][sample, place], arrays[1][sample, label, place], label
             return _padded(sample, np.column_stack(chosen), n)
         case [3, 2 | 3, 2 | 3] if shapes[0][0] == n and shapes[0][2] == 4 and _are_one_a_box(shapes):
-            return np.dstack([arrays[0], *(array.reshape(shapes[0][:2]) for array in arrays[1:])])
+            return _filled(np.dstack([arrays[0], *(array.reshape(shapes[0][:2]) for array in arrays[1:])]))
         case [2, 1, 1] if n == 1 and shapes[0][1] == 4 and shapes[1] == shapes[2] == shapes[0][:1]:
             return _padded(np.zeros(len(arrays[0])), np.column_stack(arrays), n)
     raise JobError(
@@ -97,6 +97,11 @@ def join_detections(outputs: Sequence[NDArray[Any]], n: int) -> Boxes:
 
 def _are_one_a_box(shapes: Sequence[tuple[int, ...]]) -> bool:
     return all(shape in (shapes[0][:2], (*shapes[0][:2], 1)) for shape in shapes[1:])
+
+
+def _filled(found: Boxes) -> Boxes:
+    """Return detections `(n, m, 6)` with padding up to `MOST` per sample."""
+    return np.pad(found, ((0, 0), (0, max(0, MOST - found.shape[1])), (0, 0)), constant_values=PADDING)
 
 
 def _padded(sample: Vector | NDArray[np.intp], found: Boxes, n: int) -> Boxes:

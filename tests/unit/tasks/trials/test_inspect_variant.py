@@ -114,6 +114,24 @@ def test_the_baseline_is_asked_once_and_stands_beside_each(bench: Bench, monkeyp
     assert sanity_of(run, run_inputs, inventory, variant) == (found, True)
 
 
+def test_sizes_that_depend_on_values_are_found_on_other_samples(bench: Bench, tmp_path: Path) -> None:
+    """The variant is asked for as many samples as before."""
+    run, run_inputs, variant = bench
+    paths = [tmp_path / "source-places.onnx", tmp_path / "variant-places.onnx"]
+    for path, before in zip(paths, (run_inputs.source.onnx_path, variant.path), strict=True):
+        model = onnx.load(before)
+        model.graph.node.append(onnx.helper.make_node("Relu", ["logits"], ["positive"]))
+        model.graph.node.append(onnx.helper.make_node("NonZero", ["positive"], ["places"]))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("places", onnx.TensorProto.INT64, [2, None]))
+        onnx.save(model, path)
+    source = replace(run_inputs.source, onnx_path=paths[0], digest=digest_model(paths[0]))
+    variant = replace(variant, path=paths[1], digest=digest_model(paths[1]))
+    found, _ = sanity_of(run, replace(run_inputs, source=source), take_inventory("ort-cpu"), variant)
+    assert [answers.shape for answers in found.baseline] == [(SANITY_SAMPLES, CLASSES), (2, None)]
+    size = found.variant[1].shape
+    assert size is not None and size[0] == 2 and size[1] is not None
+
+
 def test_other_samples_are_another_entry(bench: Bench, tmp_path: Path) -> None:
     """Shapes and answers hang on the data as well as on the model."""
     run, run_inputs, variant = bench

@@ -26,7 +26,8 @@ from validators.calibration.judge import conclude, judge_calibration
 from validators.errors import DataError
 from validators.job.job_data import CalibrationBounds
 from validators.records.run import CalibrationVerdict, Check, DataFile
-from validators.samples.datasets import Arrays, Samples
+from validators.samples.datasets import Arrays, Samples, TensorSpec
+from validators.samples.feeds import Feeds
 
 BOUNDS = CalibrationBounds()
 CLASSES = 10
@@ -58,6 +59,7 @@ def take(samples: Samples, rows: NDArray[Any]) -> Samples:
     return make_samples({name: array[rows] for name, array in samples.inputs.items()}, samples.labels[rows])
 
 
+STATE = Feeds((TensorSpec("bias", "float32", ("n", 4)),), states={"bias": "next"})
 CLEAN, EVALUATION = draw(128, seed=1), draw(2000, seed=2)
 
 
@@ -135,6 +137,11 @@ FAULTS: dict[str, tuple[Callable[[], tuple[Samples, Samples]], dict[str, str], l
         lambda: with_input("bias", np.full(4, 0.5, np.float32)),
         {"varies": "critical"},
         ["input 'bias' is the same in all 128 samples"],
+    ),
+    "a state that is constant": (
+        lambda: tuple(replace(s, feeds=STATE) for s in with_input("bias", np.full(4, 0.5, np.float32))),
+        {},
+        [],
     ),
     "mask of ones": (
         lambda: with_input("mask", np.ones(24, np.int64)),

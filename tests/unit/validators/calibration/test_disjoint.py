@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from validators.calibration.disjoint import DisjointComparison, compare_disjoint
 from validators.digests import digest_samples
 from validators.job.job_data import CalibrationBounds
 from validators.records.run import DataFile
-from validators.samples.datasets import Samples
+from validators.samples.datasets import Samples, TensorSpec
 from validators.samples.drift import count_in_bins, find_signs
+from validators.samples.feeds import Feeds
 
 BOUNDS = CalibrationBounds()
 WORD_PIECES, PIECES = 6, 400
 Ids = NDArray[np.int64]
 
 
-def samples_of(ids: Ids) -> Samples:
-    return Samples(DataFile(Path("words.npz"), "0" * 64, len(ids)), {"ids": ids}, None)
+def samples_of(ids: Ids, **others: Any) -> Samples:
+    return Samples(DataFile(Path("words.npz"), "0" * 64, len(ids)), {"ids": ids} | others, None)
 
 
 class Words:
@@ -62,10 +64,17 @@ def dealt(texts: Words, n: int) -> tuple[Ids, Ids]:
 
 
 def compared(calibration: Ids, evaluation: Ids) -> DisjointComparison:
-    digests = digest_samples({"ids": evaluation})
-    return compare_disjoint(
-        samples_of(calibration), samples_of(evaluation), digests, BOUNDS, seed=7, is_evaluation=True
-    )
+    return compared_samples(samples_of(calibration), samples_of(evaluation))
+
+
+def compared_samples(calibration: Samples, evaluation: Samples) -> DisjointComparison:
+    digests = digest_samples(evaluation.inputs)
+    return compare_disjoint(calibration, evaluation, digests, BOUNDS, seed=7, is_evaluation=True)
+
+
+def beside_features(ids: Ids, seed: int) -> Samples:
+    """Samples that all differ, with integers that repeat."""
+    return samples_of(ids, x=np.random.default_rng(seed).normal(size=(len(ids), 4)).astype(np.float32))
 
 
 def signs(found: DisjointComparison) -> dict[str, tuple[str, ...]]:
@@ -122,6 +131,56 @@ def test_drift_of_short_texts_is_still_refused(plant: Any, statistic: str, words
         new = np.array([digest not in known for digest in digest_samples({"ids": planted})])
         calibration = np.unique(planted[new][:400], axis=0)[:128]
         assert len(signs(compared(calibration, evaluation))[statistic]) == 2
+
+
+@pytest.mark.parametrize("values", [2, 5, 1000, 50_000])
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_clean_halves_with_few_integers_a_sample_show_no_drift(width: int, values: int) -> None:
+    """Lengths, users, items, categories: one draw, cut in two."""
+    for seed in range(5):
+        shape = (1128,) if width == 1 else (1128, width)
+        ids = np.random.default_rng([seed, 1]).integers(1, values + 1, shape)
+        found = compared_samples(beside_features(ids[:128], 2 * seed), beside_features(ids[128:], 2 * seed + 1))
+        assert not any(signs(found).values())
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("values", [5, 1000, 50_000])
+def test_other_integers_are_refused(width: int, values: int) -> None:
+    """Values of the upper half alone."""
+    shape = (1128,) if width == 1 else (1128, width)
+    ids = np.random.default_rng(1).integers(1, values + 1, shape)
+    ids[:128] = np.random.default_rng(2).integers(values // 2 + 1, values + 1, (128, *shape[1:]))
+    found = compared_samples(beside_features(ids[:128], 3), beside_features(ids[128:], 4))
+    assert len(signs(found)["ids.mean"]) == 2
+
+
+def test_words_that_repeat_in_the_traffic_are_no_drift() -> None:
+    """Calibration samples may be requests: only the evaluation data must lack them."""
+    words = np.random.default_rng(0).integers(1, 400, (1128, 1)) * [[1, 0]]
+    ours, theirs = samples_of(words[:128]), samples_of(words[128:])
+    found = compare_disjoint(ours, theirs, [], BOUNDS, seed=7, is_evaluation=False)
+    assert found.note == "" and not any(signs(found).values())
+
+
+def test_tokens_of_one_group_alone_are_no_drift_where_groups_are_dealt_out() -> None:
+    """Each user has words of his own, in ten texts: among the users of another file they are all unseen."""
+    users = np.repeat(np.arange(200), 10)
+    texts = users[:, None] * 20 + np.random.default_rng(0).integers(1, 20, (2000, 6))
+    ours = users < 13
+    sides = [replace(samples_of(texts[rows]), clusters=users[rows]) for rows in (ours, ~ours)]
+    assert not any(signs(compared_samples(*sides))["ids.share of unseen tokens"])
+    assert len(signs(compared(texts[ours], texts[~ours]))["ids.share of unseen tokens"]) == 2
+
+
+def test_a_state_is_not_compared() -> None:
+    """The number of the call, which the source counts, is another in each file."""
+    rng = np.random.default_rng(0)
+    feeds = Feeds((TensorSpec("ids", "int64", ("n", 6)), TensorSpec("call", "int64", ("n",))), states={"call": "next"})
+    sides = [samples_of(rng.integers(1, 400, (n, 6)), call=np.full(n, call)) for n, call in ((128, 3), (1000, 7))]
+    assert len(signs(compared_samples(*sides))["call.mean"]) == 2
+    found = compared_samples(*(replace(side, feeds=feeds) for side in sides))
+    assert {name.split(".")[0] for name in signs(found)} == {"ids"}
 
 
 def test_without_copies_the_whole_reference_is_compared() -> None:

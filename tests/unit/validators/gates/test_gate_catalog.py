@@ -220,3 +220,20 @@ def test_on_a_gpu_sums_may_differ_from_run_to_run_by_rounding(candidate: str, dt
         (gate,) = [gate for gate in GATES if gate.name == "deterministic"]
         verdict = gate.judge(replace(measured(job_of()), candidate=candidate, sanity=sanity))
         assert verdict is not None and verdict.outcome == expected, (spread, verdict.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"metric": "map", "output": "boxes"}, "pass"),
+        ({"metric": "map"}, "pass"),
+        ({"metric": "map50", "output": ["other", "boxes", "more"]}, "pass"),
+        ({"metric": "map", "output": "other"}, "fail"),
+        ({"metric": "mse", "output": "boxes"}, "fail"),
+    ],
+)
+def test_sizes_of_the_boxes_that_the_metric_counts_are_its_own(changes: dict[str, object], outcome: str) -> None:
+    sanity = Sanity(8, 3, *((Answers("boxes", "float32", (size, 7)),) for size in (8, 9)))
+    (gate,) = [gate for gate in GATES if gate.name == "same_outputs"]
+    verdict = gate.judge(replace(measured(job_of(**changes)), sanity=sanity))
+    assert verdict is not None and verdict.outcome == outcome

@@ -96,6 +96,22 @@ def infinite(model: onnx.ModelProto) -> None:
     append(model, "Mul", ["large", "huge"], "logits")
 
 
+def positives(least: float, by_row: bool = True, axes: int = 2) -> Callable[[onnx.ModelProto], None]:
+    """The positions of all logits above `least`, as a side output: as many as there are."""
+
+    def plant(model: onnx.ModelProto) -> None:
+        scores = "logits"
+        if axes == 3:
+            append(model, "Unsqueeze", ["logits", constant(model, "last", np.array([2]))], scores := "deep")
+        append(model, "Greater", [scores, constant(model, "least", np.float32(least))], "above")
+        append(model, "NonZero", ["above"], "rows" if by_row else "places")
+        if by_row:
+            append(model, "Transpose", ["rows"], "places", perm=[1, 0])
+        outputs(model, "logits", "places")
+
+    return plant
+
+
 Plant = Callable[[onnx.ModelProto], None]
 FAULTS: dict[str, tuple[Plant, dict[str, str]]] = {
     "renamed output": (renamed, {"same_outputs": "output 'logits' is missing; output 'scores' is not the baseline's"}),
@@ -115,12 +131,13 @@ FAULTS: dict[str, tuple[Plant, dict[str, str]]] = {
 
 def sane(tiny: Tiny, folder: Path, plant: Plant, before: Plant = lambda model: None) -> Sanity:
     """What a model with a fault answers beside one without it."""
+    asked, *probes = batches(tiny, *(SAMPLES,) * 8)
     answers = []
-    for name, change in (("before", before), ("after", plant)):
+    for name, change, more in (("before", before, probes), ("after", plant, [])):
         model = onnx.load(tiny.model)
         change(model)
         onnx.save(model, folder / f"{name}.onnx")
-        answers.append(ask(folder / f"{name}.onnx", SETTINGS, batches(tiny, SAMPLES)))
+        answers.append(ask(folder / f"{name}.onnx", SETTINGS, [asked], more))
     return Sanity(SAMPLES, RUNS, *answers)
 
 
@@ -142,6 +159,41 @@ def test_what_the_baseline_does_too_is_no_fault(tiny: Tiny, tmp_path: Path, faul
     """A constant output, noise of the same size, NaN on the same samples."""
     plant, _ = FAULTS[fault]
     assert {verdict.outcome for verdict in judge_sanity(sane(tiny, tmp_path, plant, plant))} == {"pass"}
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_size_that_depends_on_values_may_differ(tiny: Tiny, tmp_path: Path, by_row: bool) -> None:
+    """Of positions above a threshold there are as many as values say; the other size is the number of axes."""
+    found = sane(tiny, tmp_path, positives(5.0, by_row), positives(0.0, by_row))
+    free, fixed = (0, 1) if by_row else (1, 0)
+    (logits, before), after = found.baseline, found.variant[1]
+    assert logits.shape == (SAMPLES, CLASSES) and before.shape is not None and after.shape is not None
+    assert (before.shape[free], before.shape[fixed], after.shape[fixed]) == (None, 2, 2)
+    (asked,) = batches(tiny, SAMPLES)
+    assert ask(tmp_path / "before.onnx", SETTINGS, [asked])[1].shape != after.shape
+    assert {verdict.outcome for verdict in judge_sanity(found)} == {"pass"}
+    other = judge_sanity(sane(tiny, tmp_path, positives(0.0, by_row, axes=3), positives(0.0, by_row)))[0]
+    assert other.outcome == "fail"
+    assert "the baseline's has (any, 2)" in other.reason or "the baseline's has (2, any)" in other.reason
+
+
+def test_rows_as_many_as_values_say_are_no_samples() -> None:
+    """Their number may equal that of the samples by chance: 8 boxes of one class are no constant answer."""
+    before = Answers("labels", "int64", (None,), bad_samples=(0,))
+    after = Answers("labels", "int64", (SAMPLES,), is_constant=True, bad_samples=(5,))
+    verdicts = judge_sanity(Sanity(SAMPLES, RUNS, (before,), (after,)))
+    assert {verdict.outcome for verdict in verdicts} == {"pass"}
+    new = judge_sanity(Sanity(SAMPLES, RUNS, (replace(before, bad_samples=()),), (after,)))
+    assert new[3].reason == "output 'labels' has NaN or Inf where the baseline is finite"
+
+
+def test_the_metric_judges_sizes_of_the_boxes_that_it_counts() -> None:
+    """One box for each sample in all samples asked of the source, and one more in the variant's."""
+    sides = [(Answers("boxes", "float32", (size, 7)),) for size in (8, 9)]
+    assert judge_sanity(Sanity(SAMPLES, RUNS, *sides))[0].outcome == "fail"
+    assert judge_sanity(Sanity(SAMPLES, RUNS, *sides), judged_boxes=["boxes"])[0].outcome == "pass"
+    deep = (Answers("boxes", "float32", (1, 9, 7)),)
+    assert judge_sanity(Sanity(SAMPLES, RUNS, sides[0], deep), judged_boxes=["boxes"])[0].outcome == "fail"
 
 
 def test_samples_with_nan_are_named(tiny: Tiny, tmp_path: Path) -> None:
