@@ -30,15 +30,9 @@ def is_few(different: float, n: float) -> bool:
     return different < FEW_DIFFERENT and different < n / 2
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
-
-    Samples of one kind, such as those of a class, move the metric about alike.
-    """
-
-    rows: Rows
-    kind: Numbers
+# Rows of the same samples if every answer were wrong, (n, k), and the kind of each sample: those of one kind, such as a class,
+# move the metric about alike.
+Wrong = tuple[Rows, Numbers]
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,9 @@ def reach_of(
             distinct = rng.permutation(np.unique(variant, axis=0, return_index=True)[1])[:SWAPPED_ROWS]
             largest = max(change(place, variant[other]) for place in distinct for other in distinct)
     else:
-        places, kind = _drawn(wrong.kind, rng)
-        phi = np.array([change(place, wrong.rows[place]) for place in places])
+        rows_wrong, kinds = wrong
+        places, kind = _drawn(kinds, rng)
+        phi = np.array([change(place, rows_wrong[place]) for place in places])
         largest = float(phi.max())
         squares = _spread(_without_wrong_ones(phi**2, kind[places]), places, kind)
         weight = squares / max(float(squares.max()), np.finfo(np.float64).tiny)

@@ -15,6 +15,7 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     flat,
     mean_of_scores,
@@ -23,7 +24,6 @@ from tasks.measure.metrics.metric import (
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, order_codes
-from validators.gates.reach import Wrong
 from validators.job.job import MetricName
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec

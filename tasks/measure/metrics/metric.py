@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -40,6 +39,16 @@ def of_all_samples(_: Outputs, __: Labels | None) -> Scope:
 def of_the_set(_: Outputs, __: Labels | None) -> Scope:
     """Return the scope "kept": the metric's rows are the ranks of the outputs among all samples."""
     return "kept"
+
+
+class Wrong(NamedTuple):
+    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
+
+    Samples of one kind, such as those of a class, move the metric about alike.
+    """
+
+    rows: Rows
+    kind: NDArray[np.intp]
 
 
 @dataclass(frozen=True)

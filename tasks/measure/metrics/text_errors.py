@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.left_out.sums import ratios_without
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec

@@ -9,10 +9,9 @@ from typing import Literal
 import numpy as np
 from rapidfuzz.distance import LCSseq
 
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, mean_of_scores
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, mean_of_scores
 from tasks.measure.metrics.text_errors import Decoder, check_text_output, texts_of
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

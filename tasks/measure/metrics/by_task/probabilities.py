@@ -16,6 +16,7 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     flat,
     mean_of_ratios,
@@ -24,7 +25,6 @@ from tasks.measure.metrics.metric import (
     values_a_sample,
     without_success,
 )
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
