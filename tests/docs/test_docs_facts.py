@@ -80,7 +80,6 @@ def gates_of_the_code() -> Iterator[str]:
         "Verdict",
         "bounded",
         "disturbed",
-        "_exact",
         "_verdict",
         "_judge_ratio",
         "_judge_launches",

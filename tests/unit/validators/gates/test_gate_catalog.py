@@ -63,6 +63,7 @@ def measured(job: Job) -> Measured:
     timed = replace(
         latency(Estimate(1.5, 1.4, 1.6)),
         load_ratio=Estimate(1.0, 0.9, 1.1),
+        memory_ratio=Estimate(1.0, 0.9, 1.1),
         energy_mj=5.0,
         baseline_energy_mj=9.0,
         energy_ratio=Estimate(0.6, 0.5, 0.7),
