@@ -3,11 +3,12 @@
     python benchmarks/verdict_errors.py run
     python benchmarks/verdict_errors.py clusters
     python benchmarks/verdict_errors.py clusters-again
+    python benchmarks/verdict_errors.py decisions
 
 For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
 alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
-`clusters` simulates samples that resemble each other, such as the frames of a video. All by the functions that a run is judged
-with.
+`clusters` simulates samples that resemble each other, such as the frames of a video. `decisions` simulates the whole decision on
+thirty candidates at the bound of each gate, with copies, documents and slow phases. All by the functions that a run is judged with.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ from calibration_figures import save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
 from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_clustered, print_clustered
+from verdict_errors_decisions import (
+    CANDIDATES,
+    PHASES,
+    count_wrong_on_launches,
+    count_wrong_on_samples,
+    judge_slow_blocks,
+)
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
 from verdict_errors_figures import draw, print_cells, print_choices, print_methods
 
@@ -121,6 +129,26 @@ def clusters_again(
     }
     save(RESULTS, "verdict_errors_clusters_again", figures)
     print_clustered(found)
+
+
+@app.command()
+def decisions(
+    runs: Annotated[int, typer.Option(help="simulated runs, and comparisons with slow phases")] = 1000,
+    seed: Annotated[int, typer.Option(help="seed")] = 1,
+) -> None:
+    """Simulate whole decisions by gate, and write figures to `benchmarks/results/verdict_errors_decisions.json`."""
+    wrong = count_wrong_on_samples(runs, seed) | count_wrong_on_launches(runs, seed)
+    of_phases = count_wrong_on_launches(runs, seed, PHASES)
+    figures = {
+        "runs": runs,
+        "seed": seed,
+        "candidates": CANDIDATES,
+        "confidence": CONFIDENCE,
+        "wrong": {name: share(count, runs) for name, count in wrong.items()},
+        "wrong_with_slow_blocks": {name: share(count, runs) for name, count in of_phases.items()},
+        "slow_blocks": [judge_slow_blocks(slow, runs, seed) for slow in (0.0, 0.08, 0.15)],
+    }
+    save(RESULTS, "verdict_errors_decisions", figures)
 
 
 def judge_cell(kind: int, n: int, ratio: float, seed: int, experiments: int) -> dict[str, Any]:
