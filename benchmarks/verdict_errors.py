@@ -7,8 +7,9 @@
 
 For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
 alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
-`clusters` simulates samples that resemble each other, such as the frames of a video. `decisions` simulates the whole decision on
-thirty candidates at the bound of each gate, with copies, documents and slow phases. All by the functions that a run is judged with.
+`clusters` simulates samples that resemble each other, such as the frames of a video. `decisions` simulates the whole
+decision on thirty candidates at the bound of each gate, with copies, documents and slow phases. All by the functions that a
+run is judged with.
 """
 
 from __future__ import annotations

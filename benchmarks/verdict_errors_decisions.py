@@ -1,8 +1,9 @@
 """How often the whole decision on candidates at a gate's bound is wrong: choice among thirty, then confirmation.
 
-All figures are drawn, and judged by the rows of the catalogue as a run does. In truth each candidate lies exactly at the bound of
-every gate. Samples are correlated: copies of each other for the metric, windows of one document for the prompts of a decoder.
-Candidates of a run share samples, and half of what happens to these. Slow requests come in bursts, or for a whole block.
+All figures are drawn, and judged by the rows of the catalogue as a run does. In truth each candidate lies exactly at the
+bound of every gate. Samples are correlated: copies of each other for the metric, windows of one document for the prompts of
+a decoder. Candidates of a run share samples, and half of what happens to these. Slow requests come in bursts, or for a whole
+block.
 """
 
 from __future__ import annotations
@@ -232,9 +233,7 @@ def draw_latency(
         found.launches["latency"].append(replace(launch, replaced={}) if repeats_hide else launch)
     for side in found.sides:
         _fill(rng, side)
-    return summarise(
-        found, batch_size=1, dims={}, threads=1, confidence=confidence, samples_path=Path("simulated.npz")
-    )
+    return summarise(found, batch_size=1, dims={}, threads=1, confidence=confidence, samples_path=Path("simulated.npz"))
 
 
 def _fill(rng: np.random.Generator, side: LatencySide) -> None:
@@ -276,8 +275,8 @@ def wrong_decisions(
 ) -> set[str]:
     """Return the gates by which a run promotes a candidate that is at the bound.
 
-    `draw(confirming, confidence)` draws a candidate's measurements. Candidates that pass are confirmed in an order of chance, as
-    many as the job allows, if the gate's row says that it is confirmed.
+    `draw(confirming, confidence)` draws a candidate's measurements. Candidates that pass are confirmed in an order of chance,
+    as many as the job allows, if the gate's row says that it is confirmed.
     """
     once, each = job.gates.confidence, confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     passing: dict[str, int] = dict.fromkeys((gate.name for gate in gates), 0)

@@ -44,6 +44,7 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 # Labels in words.
+_INTERVALS = {"clusters": "samples", "launches": "launches", "exact": "none: exact", "once": "none: measured once"}
 _KINDS: dict[LabelKind, str] = {
     "any": "none needed",
     "classes": "class indices",
@@ -106,9 +107,6 @@ def metric_page() -> str:
     return "\n\n".join(text) + "\n"
 
 
-_INTERVALS = {"clusters": "samples", "launches": "launches", "exact": "none: exact", "once": "none: measured once"}
-
-
 def gate_page() -> str:
     """Return the page on gates, by the name of their verdict."""
     rows = []
@@ -121,9 +119,9 @@ def gate_page() -> str:
         rows.append((f"`{gate.name}`", key, default, _INTERVALS[gate.units], again, told))
     lead = (
         "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; gates without a key "
-        "are always on. `gates.confidence` applies to every gate with an interval, whose independent units the table names: samples "
-        "count as clusters where `data.groups` or copies join them. A confirmed gate judges the winner again, on samples and "
-        "measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
+        "are always on. `gates.confidence` applies to every gate with an interval, whose independent units the table names: "
+        "samples count as clusters where `data.groups` or copies join them. A confirmed gate judges the winner again, on samples "
+        "and measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
     )
     heads = ("verdict", "key", "default", "interval over", "confirmed", "requirement")
     return "\n".join(["# Gates", "", lead, "", *table(heads, rows), ""])

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from validators.errors import DataError
 from validators.samples.datasets import Samples
 
-
 # Samples recur by themselves in data of few values. They are copies if they recur this many times as often as they would
 # if the two halves of a sample were independent.
 BEYOND_CHANCE = 4

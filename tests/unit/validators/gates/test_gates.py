@@ -573,7 +573,8 @@ def test_prompts_of_few_documents_count_as_documents() -> None:
     alone, together = (judge_agreement(Agreement(64, shares, of), gates) for of in ((), documents))
     assert alone is not None and (alone.outcome, alone.n, alone.counted) == ("pass", 128, "prompts")
     assert together is not None and together.outcome == "inconclusive"
-    assert (together.n, together.counted) == (16, "clusters of prompts") and "measurement.prompts" not in together.reason
+    assert (together.n, together.counted) == (16, "clusters of prompts")
+    assert "measurement.prompts" not in together.reason
     apart = judge_agreement(Agreement(64, shares, tuple(range(128))), gates)
     assert apart == alone, "one prompt of each document"
 
