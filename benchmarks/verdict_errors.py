@@ -15,8 +15,9 @@ run is judged with.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +50,9 @@ RESAMPLES = 999
 PROCESSES = 2
 # A cell of `clusters` that lies above this is simulated again, with new seeds and more experiments.
 AGAIN_ABOVE = 0.06
+# Runs of `decisions` that one process simulates at a time, and gates that slow blocks make hard to judge.
+CHUNK = 50
+AFFECTED = ("p95_ratio", "p99_ratio", "cost_per_million")
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -138,18 +142,31 @@ def decisions(
     seed: Annotated[int, typer.Option(help="seed")] = 1,
 ) -> None:
     """Simulate whole decisions by gate, and write figures to `benchmarks/results/verdict_errors_decisions.json`."""
-    wrong = count_wrong_on_samples(runs, seed) | count_wrong_on_launches(runs, seed)
-    of_phases = count_wrong_on_launches(runs, seed, PHASES)
+    fewer, shares = runs // 4, (0.0, 0.08, 0.15)
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        on_samples = [pool.submit(count_wrong_on_samples, CHUNK, seed + row) for row in range(runs // CHUNK)]
+        on_launches = [pool.submit(count_wrong_on_launches, CHUNK, seed + row) for row in range(runs // CHUNK)]
+        of_phases = [pool.submit(count_wrong_on_launches, CHUNK, seed + row, PHASES) for row in range(fewer // CHUNK)]
+        slow_blocks = [pool.submit(judge_slow_blocks, slow, runs, seed) for slow in shares]
+    wrong = _added(on_samples, runs) | _added(on_launches, runs)
+    slow = {name: found for name, found in _added(of_phases, fewer).items() if name in AFFECTED}
     figures = {
         "runs": runs,
         "seed": seed,
         "candidates": CANDIDATES,
         "confidence": CONFIDENCE,
-        "wrong": {name: share(count, runs) for name, count in wrong.items()},
-        "wrong_with_slow_blocks": {name: share(count, runs) for name, count in of_phases.items()},
-        "slow_blocks": [judge_slow_blocks(slow, runs, seed) for slow in (0.0, 0.08, 0.15)],
+        "wrong": wrong,
+        "runs_with_slow_blocks": fewer,
+        "wrong_with_slow_blocks": slow,
+        "slow_blocks": [future.result() for future in slow_blocks],
     }
     save(RESULTS, "verdict_errors_decisions", figures)
+
+
+def _added(futures: list[Future[dict[str, int]]], runs: int) -> dict[str, Any]:
+    """Return the shares of all runs, by gate."""
+    total = sum((Counter(future.result()) for future in futures), Counter())
+    return {name: share(total[name], runs) for name in futures[0].result()}
 
 
 def judge_cell(kind: int, n: int, ratio: float, seed: int, experiments: int) -> dict[str, Any]:

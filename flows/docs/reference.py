@@ -120,8 +120,8 @@ def gate_page() -> str:
     lead = (
         "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; gates without a key "
         "are always on. `gates.confidence` applies to every gate with an interval, whose independent units the table names: "
-        "samples count as clusters where `data.groups` or copies join them. A confirmed gate judges the winner again, on samples "
-        "and measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
+        "samples count as clusters where `data.groups` or copies join them. A confirmed gate judges the winner again, on "
+        "samples and measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
     )
     heads = ("verdict", "key", "default", "interval over", "confirmed", "requirement")
     return "\n".join(["# Gates", "", lead, "", *table(heads, rows), ""])

@@ -585,6 +585,6 @@ def test_a_bound_on_agreement_that_no_answers_meet_is_refused() -> None:
     check_agreement_can_be_met(gates, 0.95, 32, (), "that choose")
     with pytest.raises(JobError, match=r"32 prompts that confirm.*a lower bound of 0\.876"):
         check_agreement_can_be_met(gates, 1 - 0.05 / 3, 32, (), "that confirm")
-    with pytest.raises(JobError, match=r"4 clusters of prompts that choose.*no lower bound.*groups"):
+    with pytest.raises(JobError, match=r"(?s)4 clusters of prompts that choose.*no lower bound.*groups"):
         check_agreement_can_be_met(gates, 0.95, 64, tuple(range(4)) * 16, "that choose")
     check_agreement_can_be_met(Gates(), 0.95, 0, (), "that choose")
