@@ -74,7 +74,8 @@ def _joined(groups: NDArray[np.intp], contents: NDArray[np.intp]) -> NDArray[np.
     links = np.ones(len(held)), (held[firsts, 1][content.reshape(-1)], held[:, 1])
     shared = sparse.coo_array(sparse.csr_array(links, shape=(len(sizes), len(sizes))))
     alike = 2 * shared.data >= np.minimum(sizes[shared.row], sizes[shared.col])
-    joined = sparse.csr_array((alike[alike], (shared.row[alike], shared.col[alike])), shape=shared.shape)
+    pairs = shared.data[alike], (shared.row[alike], shared.col[alike])
+    joined = sparse.csr_array(pairs, shape=shared.shape)
     return np.asarray(sparse.csgraph.connected_components(joined, directed=False)[1][groups], np.intp)
 
 
