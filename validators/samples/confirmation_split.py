@@ -87,7 +87,7 @@ def confirmation_mask(
     The sha256 of a sample's own inputs and label alone decides its side. Adding or removing samples therefore moves no other
     sample, equal samples are on the same side, and every run of every job agrees. `rows_per_unit` adjacent samples (the halves
     of a pair) form one unit and stay together. If samples have groups, the group's key alone decides, so that no group is on
-    both sides. Nor is any of the `clusters` (shape `(n,)`): one with a sample that is kept for confirmation is kept whole.
+    both sides. Nor is any of the `clusters` (shape `(n,)`), whose different digests decide together.
 
     Raises:
         DataError: the number of samples is not a multiple of `rows_per_unit`, or a unit is in two groups.
@@ -105,12 +105,15 @@ def confirmation_mask(
         return np.zeros(n, np.bool_)
     if samples.clusters is not None:
         keys, places = np.unique(samples.clusters, return_inverse=True)
-        sides = np.array([_fraction(hashlib.sha256(f"group {key}".encode())) < share for key in keys], np.bool_)
-        kept = sides[places.reshape(-1)]
+        fractions = np.array([_fraction(hashlib.sha256(f"group {key}".encode())) for key in keys])[places.reshape(-1)]
     else:
         units = range(0, n, rows_per_unit)
-        kept = np.repeat([_place(samples, start, rows_per_unit) < share for start in units], rows_per_unit)
-    return kept if clusters is None else (np.bincount(clusters, kept) > 0)[clusters]
+        fractions = np.repeat([_place(samples, start, rows_per_unit) for start in units], rows_per_unit)
+    if clusters is not None:
+        # The sum is as uniform as each, and depends neither on order nor on the number of copies.
+        different = np.unique(np.stack([clusters, fractions], axis=1), axis=0)
+        fractions = (np.bincount(different[:, 0].astype(np.intp), different[:, 1]) % 1.0)[clusters]
+    return np.asarray(fractions < share)
 
 
 def _place(samples: Samples, start: int, rows: int) -> float:

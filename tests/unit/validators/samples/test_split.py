@@ -126,7 +126,7 @@ def test_copies_are_one_cluster(times: int) -> None:
     noisy = samples(inputs, np.arange(60 * times))
     kept = confirmation_mask(noisy, 0.5, 1, clusters)
     assert len({(int(cluster), bool(side)) for cluster, side in zip(clusters, kept, strict=True)}) == 60
-    assert not (confirmation_mask(noisy, 0.5, 1) & ~kept).any()
+    assert 0.3 < kept.mean() < 0.7, "a cluster of many is as likely to confirm as a single sample"
 
 
 def test_different_samples_are_no_clusters() -> None:
