@@ -146,7 +146,10 @@ def measure_launch(
         if reason:
             return ended(f"{reason}, in {tries[index]} tries")
     for _ in range(TRIES - 1 if measurement.max_other_load is not None else 0):
-        for index in odd_pairs(pairs, earlier):
+        odd = odd_pairs(pairs, earlier)
+        if not odd:
+            break
+        for index in odd:
             replaced.setdefault(index, pairs[index])
             pairs[index], reason = attempt(index)
             if reason:
