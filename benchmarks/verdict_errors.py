@@ -138,26 +138,29 @@ def clusters_again(
 
 @app.command()
 def decisions(
-    runs: Annotated[int, typer.Option(help="simulated runs, and comparisons with slow phases")] = 1000,
+    runs: Annotated[int, typer.Option(help="simulated runs")] = 1000,
+    comparisons: Annotated[int, typer.Option(help="simulated comparisons with a variant that has slow blocks")] = 1000,
     seed: Annotated[int, typer.Option(help="seed")] = 1,
 ) -> None:
     """Simulate whole decisions by gate, and write figures to `benchmarks/results/verdict_errors_decisions.json`."""
-    fewer, shares = runs // 4, (0.0, 0.08, 0.15)
+    fewer, shares = runs // 5, (0.0, 0.08, 0.15)
     with ProcessPoolExecutor(PROCESSES) as pool:
         on_samples = [pool.submit(count_wrong_on_samples, CHUNK, seed + row) for row in range(runs // CHUNK)]
         on_launches = [pool.submit(count_wrong_on_launches, CHUNK, seed + row) for row in range(runs // CHUNK)]
         of_phases = [pool.submit(count_wrong_on_launches, CHUNK, seed + row, PHASES) for row in range(fewer // CHUNK)]
-        slow_blocks = [pool.submit(judge_slow_blocks, slow, runs, seed) for slow in shares]
+        slow_blocks = [pool.submit(judge_slow_blocks, slow, comparisons, seed) for slow in shares]
     wrong = _added(on_samples, runs) | _added(on_launches, runs)
     slow = {name: found for name, found in _added(of_phases, fewer).items() if name in AFFECTED}
     figures = {
-        "runs": runs,
+        "runs_on_samples": runs,
+        "runs_on_launches": runs,
         "seed": seed,
         "candidates": CANDIDATES,
         "confidence": CONFIDENCE,
         "wrong": wrong,
         "runs_with_slow_blocks": fewer,
         "wrong_with_slow_blocks": slow,
+        "comparisons": comparisons,
         "slow_blocks": [future.result() for future in slow_blocks],
     }
     save(RESULTS, "verdict_errors_decisions", figures)
