@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tasks.measure.inventory import usable_cores
+from tasks.measure.inventory import this_processor, usable_cores
 from tasks.runtimes.ort import installed_runtime
 
 PARTS = ("numpy", "scipy", "scikit-learn", "great-expectations")
@@ -42,6 +42,7 @@ def save(folder: Path, name: str, figures: dict[str, Any], *, quiet: bool = Fals
     where = {
         "date": time.strftime("%Y-%m-%d"),
         "cpu": _cpu(),
+        "isa": list(this_processor().isa),
         "threads": usable_cores(),
         "load_average": [round(load, 1) for load in os.getloadavg()],
         "versions": {"python": platform.python_version(), runtime: version}

@@ -37,17 +37,21 @@ def main(
         list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
+    name: Annotated[str, typer.Option(help="Name of the file of figures.")] = "real_models",
+    key: Annotated[
+        list[str] | None, typer.Option(help="Top-level line of each job, in place of its own: 'target: openvino'.")
+    ] = None,
 ) -> None:
-    """Run each model and write `real_models.json`."""
+    """Run each model and write the figures."""
     state = state.resolve()
     os.environ |= {"MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}", "QUANTGATE_STATE": str(state / "state")}
-    path = out / "real_models.json"
+    path = out / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text())["models"] if models and path.exists() else {}
-    for name in models or list(MODELS):
-        found[name] = _run(state, name, MODELS[name])
-        print(f"{name}: {found[name]}", flush=True)
+    for model in models or list(MODELS):
+        found[model] = _run(state, model, MODELS[model], key or [])
+        print(f"{model}: {found[model]}", flush=True)
         ordered = {one: found[one] for one in MODELS if one in found}
-        save(out, "real_models", {"models": ordered}, quiet=True)
+        save(out, name, {"keys": key or [], "models": ordered}, quiet=True)
     print(table(found))
 
 
@@ -67,7 +71,18 @@ def changed(job: str, changes: tuple[Change, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
+def with_keys(job: str, keys: list[str]) -> str:
+    r"""Return the text of a job with lines of top-level keys in place of what it has under these keys.
+
+    >>> with_keys("target: a\ncandidates:\n  - b\nmetric: c\n", ["candidates: [d]"])
+    'target: a\nmetric: c\ncandidates: [d]\n'
+    """
+    for line in keys:
+        job = re.sub(rf"^{line.split(':')[0]}:.*\n(?:[ #].*\n)*", "", job, flags=re.MULTILINE)
+    return "\n".join([job.rstrip("\n"), *keys]) + "\n"
+
+
+def _run(state: Path, name: str, model: RealModel, keys: list[str]) -> dict[str, Any]:
     lines = model.changes
     if len(lines) > MOST_CHANGES:
         raise SystemExit(f"{name} changes more than {MOST_CHANGES} lines")
@@ -80,7 +95,7 @@ def _run(state: Path, name: str, model: RealModel) -> dict[str, Any]:
     job = folder / "job.yaml"
     job.unlink(missing_ok=True)
     subprocess.run([*QUANTGATE, "init", source, "--out", job.name], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    job.write_text(changed(job.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    job.write_text(with_keys(changed(job.read_text(encoding="utf-8"), lines), keys), encoding="utf-8")
     result = folder / "result.json"
     result.unlink(missing_ok=True)
     started = time.monotonic()

@@ -4,7 +4,6 @@ The steps are in `tasks/`; nothing is computed here.
 """
 
 # No `from __future__ import annotations`: Prefect reads the parameters' types from the signature.
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -230,13 +229,13 @@ def challenge(
     if said is not None and said.decision == "rejected":
         return findings
     required = required_gates(run.job, best.candidate) | champion_gates(best.variant.digest, champion)
-    bundle = sealed(run, run_inputs, findings, record, required)
+    bundle = sealed(run, run_inputs, findings, record, promotes=True)
     approval = Approval(best, inventory.device_key, required, sign_off=said, evidence=bundle)
     champion = at_target(PROMOTION, run, run_inputs, inventory, approval, champion, record)
     return replace(findings, champion=champion, sealed=True)
 
 
-def sealed(run: Run, run_inputs: RunInputs, findings: Findings, record: str, required: Iterable[str] = ()) -> Path:
+def sealed(run: Run, run_inputs: RunInputs, findings: Findings, record: str, *, promotes: bool = False) -> Path:
     """Seal the evidence of the run: step 8, first half; of one that promotes nothing, its end."""
     assert findings.inventory is not None and findings.calibration is not None
     return seal_evidence(
@@ -247,8 +246,9 @@ def sealed(run: Run, run_inputs: RunInputs, findings: Findings, record: str, req
         record,
         baseline=findings.baseline,
         best=findings.best,
-        required=required,
+        champion=findings.champion_before,
         sign_off=findings.sign_off,
+        promotes=promotes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 # Control characters except line break and tab, and characters that change the text direction.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -17,6 +18,20 @@ def plain(text: str) -> str:
     '\\\\x1b[2Jmodel'
     """
     return _OBEYED.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def figure(value: float, sign: Literal["", "+"] = "") -> str:
+    """Format a number with four significant digits, `sign` "+" with the sign of a number above zero too.
+
+    >>> figure(0.0123456), figure(2.345e-08), figure(0.02, "+"), figure(-123456.7)
+    ('0.01235', '2.345e-08', '+0.02', '-123,457')
+    """
+    return f"{value:{sign}.4g}" if abs(value) < 1e4 else f"{value:{sign},.0f}"
+
+
+def signed_figure(value: float) -> str:
+    """Format a difference as `figure` does, with its sign."""
+    return figure(value, "+")
 
 
 def as_markdown(text: str) -> str:

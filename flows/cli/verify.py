@@ -29,8 +29,8 @@ def verify(
 ) -> CommandAnswer:
     """Verify the evidence of a run, offline.
 
-    Computes each verdict again from the kept samples, and checks digests and signature. Exit code 0: nothing failed; 1: a
-    part failed, which is named.
+    Computes each verdict again from the kept samples, and checks digests, signature and decision. Exit code 0: nothing
+    failed; 1: a part failed, which is named.
 
     Example: quantgate verify evidence.zip --key quantgate.pem
     """
@@ -41,20 +41,24 @@ def verify(
     except (OSError, ValueError) as error:
         raise JobError(found=f"--key {key}: {error}", expected="a public key in PEM", fix="correct the path") from error
     if bundle.startswith("models:/"):
-        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-            parts = bundles.verify(_downloaded(bundle, Path(folder)), key=pem, artifacts=artifacts)
+        with tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
+            folder, tags = _downloaded(bundle, Path(scratch))
+            place = bundle.removeprefix("models:/")
+            wanted = place if "@champion-" in place else ""
+            parts = bundles.verify(folder, key=pem, artifacts=artifacts, wanted=wanted, tags=tags)
     else:
         parts = bundles.verify(Path(bundle), key=pem, artifacts=artifacts)
     failed = next((part for part in parts if part.is_sound is False), None)
-    summary = f"{bundle}: FAILED at {failed.part}: {failed.told}" if failed else f"{bundle}: nothing failed"
+    kept = next((f"; {part.told}" for part in parts if part.part == "decision" and part.is_sound is None), "")
+    summary = f"{bundle}: FAILED at {failed.part}: {failed.told}" if failed else f"{bundle}: nothing failed{kept}"
     rows = [(part.part, _MARKS[part.is_sound], part.told) for part in parts]
     table = Table([("Part", "Verified", "Found"), *rows], folded=frozenset({"Part", "Found"}))
     document = {"bundle": bundle, "is_sound": failed is None, "parts": [asdict(part) for part in parts]}
     return CommandAnswer(document, (table, summary), EXIT_UNSOUND if failed else EXIT_OK)
 
 
-def _downloaded(uri: str, folder: Path) -> Path:
-    """Download a version from the registry that runs use; return its folder.
+def _downloaded(uri: str, folder: Path) -> tuple[Path, dict[str, str] | None]:
+    """Download a version from the registry that runs use; return its folder, and its tags if it is registered by name.
 
     Raises:
         JobError: the registry has no such version.
@@ -63,11 +67,14 @@ def _downloaded(uri: str, folder: Path) -> Path:
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
+    from tasks.champion.signed_evidence.check import registered_as
     from tasks.registry.mlflow_registry import connect, registry_call
 
     try:
-        with connect(tracking_uri(state_folder())):
-            return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        with connect(tracking_uri(state_folder())) as client:
+            found = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+            name, version = registered_as(found)
+            return found, registry_call(client.get_model_version, name, version).tags if name else None
     except MlflowException as error:
         raise JobError(
             found=f"{uri}: {str(error).splitlines()[0]}",

@@ -43,7 +43,7 @@ ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 # Packages that consumers get with a version.
 RUNTIMES = Path(__file__).parents[1] / "runtimes"
 ENGINE_PACKAGE, DECODER_PACKAGE = RUNTIMES / "trt_engine", RUNTIMES / "openvino_decoder"
-EVIDENCE_PACKAGE = Path(__file__).with_name("evidence_check")
+EVIDENCE_PACKAGE = Path(__file__).with_name("signed_evidence")
 
 
 def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:

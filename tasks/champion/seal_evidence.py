@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,20 +11,31 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.champion.bundle.archive import write_archive
 from tasks.champion.bundle.contents import Members, add_samples, installed_digest, lock_digests, sealed_members
-from tasks.champion.bundle.statement import STATEMENT, signer_here
+from tasks.champion.bundle.statement import signer_here
 from tasks.champion.manifest import manifest_of
+from tasks.champion.signed_evidence.archive import write_archive
+from tasks.champion.signed_evidence.check import FORMAT
+from tasks.champion.signed_evidence.envelope import STATEMENT
 from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.champion_slot import place_of
 from tasks.registry.mlflow_registry import connect, registry_call
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.storage.product import Product
 from validators.digests import digest_text
+from validators.gates.champion import champion_gates
 from validators.records.artifact_paths import EVIDENCE
-from validators.records.bundle import CalibrationFacts, CodeFacts, DataFacts, EvidenceRecord, SourceFacts
+from validators.records.bundle import (
+    CalibrationFacts,
+    CodeFacts,
+    DataFacts,
+    EvidenceRecord,
+    PromotionDecision,
+    SourceFacts,
+)
 from validators.records.measurements import Accuracy
-from validators.records.run import CalibrationVerdict, DataFile, Inventory, Source, Trial
+from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Source, Trial
 from validators.records.verdicts import SignOff
 from validators.samples.run_inputs import RunInputs
 from validators.source_code import OURS
@@ -44,12 +54,14 @@ def seal_evidence(
     *,
     baseline: Accuracy | None = None,
     best: Trial | None = None,
-    required: Iterable[str] = (),
+    champion: Champion | None = None,
     sign_off: SignOff | None = None,
+    promotes: bool = False,
 ) -> Path:
     """Write the bundle of a run, upload it to its MLflow run, and return the file in the store.
 
-    `best` is the winner, or the best that was compared with the champion. Without a key in the environment it is unsigned.
+    `best` is the winner, or the best that was compared with the `champion`; `promotes` if it is to be promoted, with the
+    `sign_off` of a person if the job asks for one. Without a key in the environment the bundle is unsigned.
 
     Raises:
         JobError: the signing key cannot be read, or the signing command fails.
@@ -59,6 +71,8 @@ def seal_evidence(
         signer, members = signer_here(), Members()
         evidence = run_inputs.evidence
         record = EvidenceRecord(
+            format=FORMAT,
+            decision=_decision(run, run_inputs, best, champion, sign_off, promotes=promotes),
             job=run.job.as_run(run_inputs.source.name, run_inputs.source.version, inventory.absent),
             source=_source(run_inputs.source),
             data={"calibration": _data(evidence.calibration.file), "evaluation": _data(evidence.evaluation.file)},
@@ -69,7 +83,7 @@ def seal_evidence(
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if best is not None and baseline is not None and best.variant and best.accuracy:
-            record = _with_winner(run, run_inputs, inventory, members, record, baseline, best, required, sign_off)
+            record = _with_winner(run, run_inputs, inventory, members, record, baseline, best)
         content = sealed_members(members, record, signer)
         # The statement names every other member with its digest.
         key = (digest_text(content[STATEMENT].decode("ascii")),)
@@ -88,8 +102,6 @@ def _with_winner(
     record: EvidenceRecord,
     baseline: Accuracy,
     best: Trial,
-    required: Iterable[str],
-    sign_off: SignOff | None,
 ) -> EvidenceRecord:
     """Return the record with the winner's figures, whose files are added to the members."""
     assert best.variant and best.accuracy
@@ -104,13 +116,27 @@ def _with_winner(
         baseline=members.accuracy(baseline, "baseline", with_rows=with_rows),
         baseline_bytes=model_bytes(run_inputs.source.onnx_path),
         trial=members.trial(best, with_rows=with_rows),
-        required=tuple(sorted(required)),
-        sign_off=sign_off,
         manifest=json.dumps(manifest, indent=1),
         rows_left_out=not with_rows,
         slices=slices,
         has_clusters=has_clusters,
     )
+
+
+def _decision(
+    run: Run,
+    run_inputs: RunInputs,
+    best: Trial | None,
+    champion: Champion | None,
+    sign_off: SignOff | None,
+    *,
+    promotes: bool,
+) -> PromotionDecision:
+    """Return the decision; a champion that is the same artifact stays, and nothing is promoted."""
+    place, variant = place_of(run_inputs.source.name, run.job.target), best.variant if best else None
+    stays = champion is not None and variant is not None and not champion_gates(variant.digest, champion)
+    replaces = None if champion is None or stays else champion.version
+    return PromotionDecision(promotes and not stays, place.name, place.target, replaces, sign_off)
 
 
 def _source(source: Source) -> SourceFacts:

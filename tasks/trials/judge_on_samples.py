@@ -22,6 +22,7 @@ from validators.gates.race_rules import CONFIDENCE, least_mean, looks_at
 from validators.gates.slices import slice_drops
 from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
+from validators.plain_text import figure
 from validators.records.journal import RolledBack
 from validators.records.measurements import Accuracy, Estimate, SliceDrop
 from validators.records.run import ChampionFigures, Trial
@@ -107,8 +108,8 @@ class DropWatch:
             name, part = self.judged_data.metric.name, f"{self._seen} of {len(self.samples)} samples"
             raise CandidateRefused(
                 kind="stopped",
-                found=f"after {part}, {name} is worse by at least {least:.4f} with {CONFIDENCE:.0%} confidence, "
-                f"where {bound:.4f} is allowed",
+                found=f"after {part}, {name} is worse by at least {figure(least)} with {CONFIDENCE:.0%} confidence, "
+                f"where {figure(bound)} is allowed",
                 expected="a drop within the tolerance",
                 fix="see the whole drop with `search: all`",
             )

@@ -24,6 +24,7 @@ from tasks.trials.measure_accuracy import Reference, measure_accuracy, on_select
 from tasks.trials.measure_baseline import baseline_variant
 from validators.errors import BudgetExceeded, CandidateRefused
 from validators.job.candidate_name import Candidate, decode
+from validators.plain_text import figure
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
 from validators.samples.run_inputs import RunInputs
@@ -152,5 +153,5 @@ def _summary(trial: Trial) -> str:
     assert trial.coverage
     text = f"coverage {trial.coverage.share:.0%}"
     if trial.accuracy:
-        text = f"{trial.accuracy.metric} {trial.accuracy.value:.4f} on {trial.accuracy.n} samples, {text}"
+        text = f"{trial.accuracy.metric} {figure(trial.accuracy.value)} on {trial.accuracy.n} samples, {text}"
     return text + (" (from the store)" if trial.cached else "")

@@ -18,6 +18,7 @@ from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError
 from validators.job.candidate_name import Candidate
+from validators.plain_text import figure
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Variant
 from validators.samples.run_inputs import RunInputs
@@ -68,7 +69,7 @@ def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> A
     warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
     accuracy = replace(on_selection(run.job, run_inputs.evidence, accuracy), warning=warning)
     engine = run.job.baseline_on(inventory)
-    log.info("baseline in %s: %s %.4f on %d samples", engine, accuracy.metric, accuracy.value, accuracy.n)
+    log.info("baseline in %s: %s %s on %d samples", engine, accuracy.metric, figure(accuracy.value), accuracy.n)
     if warning:
         log.warning("%s", warning)
     return accuracy

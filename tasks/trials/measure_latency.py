@@ -44,8 +44,13 @@ class _Disturbed(Exception):  # not an error: raised so that the store keeps no 
 
 
 @step(MEASURE, run_name="measure {trial.candidate}")
-def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial) -> Trial:
-    """Return the trial with one latency per operating point of the job; unchanged if its variant cannot be measured."""
+def measure_latency(
+    run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, confidence: float | None = None
+) -> Trial:
+    """Return the trial with one latency per operating point of the job; unchanged if its variant cannot be measured.
+
+    `confidence` is the one-sided confidence of the bounds, by default that of the gates.
+    """
     variant = trial.variant
     if variant is None or variant.proof != "measured":
         return trial
@@ -54,7 +59,13 @@ def measure_latency(run: Run, run_inputs: RunInputs, inventory: Inventory, trial
             baseline = baseline_variant(run, run_inputs, inventory)
             measured = [
                 latency_of(
-                    run, run_inputs, inventory, with_threads(baseline, point), with_threads(variant, point), point
+                    run,
+                    run_inputs,
+                    inventory,
+                    with_threads(baseline, point),
+                    with_threads(variant, point),
+                    point,
+                    confidence=confidence,
                 )
                 for point in run.job.measurement.points
             ]

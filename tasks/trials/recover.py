@@ -78,7 +78,8 @@ def recover_trials(
     log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
     (trial,) = measure_saturation(run, run_inputs, inventory, (attempts[fewest],))
-    state = measure_latency(run, run_inputs, inventory, trial, return_state=True)
+    confidence = judged_data.job.gates.confidence
+    state = measure_latency(run, run_inputs, inventory, trial, confidence, return_state=True)
     timed = judge_trial(judged_data, trial_of(trial.candidate, state.result(raise_on_failure=False)))
     recovery = _with_costs(run, run_inputs, inventory, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))

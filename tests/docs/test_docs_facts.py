@@ -20,6 +20,7 @@ from gpu.first_table import floor_ms
 
 from flows.cli.app import app
 from flows.docs.reference import PAGES
+from tasks.reporting.formats import NO_VALUE
 from validators.gates import champion
 from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.job import Job, MetricName
@@ -296,6 +297,29 @@ def test_the_demo_has_one_set_of_figures() -> None:
             assert all(figure in prose for figure in figures), figures
     minutes = f"{runs['amx']['seconds'] // 60} min {runs['amx']['seconds'] % 60} s"
     assert minutes in readme and minutes in tutorial
+
+
+def test_the_table_of_real_models_without_vnni_is_that_of_the_runs() -> None:
+    """Also that INT8 in OpenVINO beats its float32 on convolutional models alone, for which the lists are as they are."""
+    runs = [result(name) for name in ("real_models_avx2", "real_models_avx2_openvino")]
+    assert all(run["isa"] == ["avx2"] for run in runs)
+    found: dict[str, list[float | None]] = {}
+    for name in {name for run in runs for model in run["models"].values() for name in model["candidates"]}:
+        (run,) = (run for run in runs if name in run["models"]["digits"]["candidates"])
+        found[name] = [
+            run["models"][model]["candidates"][name]["speedup"] for model in ("sentiment", "digits", "text lines")
+        ]
+    rows = re.findall(r"^\| `(\S+@\S+)` \| (\S+) \| (\S+) \| (\S+) \|$", pages()["benchmarks/README.md"], re.MULTILINE)
+    told = {name: cells for name, *cells in rows if name in found}
+    assert len(told) == 6
+    for name, cells in told.items():
+        assert cells == [f"{speed:.2f}x" if speed else NO_VALUE for speed in found[name]], name
+    gains = [
+        int8 / float32
+        for int8, float32 in zip(found["int8-static-mse-pc@openvino"], found["fp32-fused@openvino"], strict=True)
+        if int8 and float32
+    ]
+    assert [gain > 1 for gain in gains] == [False, True, True]
 
 
 def test_the_table_of_races_is_that_of_the_simulation() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_judge import latency, make_job
 
+from tasks.champion.bundle.verify import is_sound, verify
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.recover import choose_recovered, fewest_parts, with_stricter_confidence
@@ -118,7 +119,9 @@ def test_the_hard_model_is_the_easy_one_in_float(hard: Hard) -> None:
 @pytest.fixture(scope="module")
 def answers(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     folder = tmp_path_factory.mktemp("recover")
-    jobs = {"hard": hard.job(hard.model), "easy": hard.job(hard.easy)}
+    # Nothing is confirmed, so that attempts share the error: each is judged at 1 - 0.05 / 12.
+    alone = {"confirmation": {"share": 0}, "gates": {"min_speedup": 0.01, "max_drop": 0.01}}
+    jobs = {"hard": hard.job(hard.model) | alone, "easy": hard.job(hard.easy)}
     # Two parts are needed, and one attempt tells what one brings.
     jobs["hopeless"] = hard.job(hard.model) | {"budgets": {"recovery": 1}}
     calls: list[dict[str, object]] = [
@@ -145,6 +148,19 @@ def test_outlier_channels_break_int8_and_recovery_mends_it(answers: dict[str, An
     )
     assert rescued["speedup_p50"]["value"] > 0  # the speed that is left, whatever this machine makes of it
     assert f"{rescued['speedup_p50']['value']:.2f}x" in answers["hard"].said
+
+
+@pytest.mark.slow
+def test_the_bounds_of_a_recovered_candidate_hold_with_the_confidence_it_states(answers: dict[str, Answer]) -> None:
+    """The evidence holds the times: from them and the stated confidence follow the bounds of every verdict."""
+    result = answers["hard"].result
+    assert result is not None, answers["hard"].said
+    (rescued,) = (candidate for candidate in result["candidates"] if candidate["name"] == result["chosen"])
+    stated = {verdict["gate"]: verdict["confidence"] for verdict in rescued["verdicts"] if verdict["confidence"]}
+    assert stated["speedup"] == stated["drop"] == pytest.approx(1 - 0.05 / 12)
+    report = Path(result["report"])
+    (bundle,) = report.parents[2].rglob(f"{report.parent.name}/artifacts/evidence/evidence.zip")
+    assert is_sound(verify(bundle)), verify(bundle)
 
 
 @pytest.mark.slow

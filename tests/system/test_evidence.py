@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
 from driving import environment, register_models, run_jobs, write_job
 from packages import linked
 
-from tasks.champion.bundle.archive import archived, read_archive
-from tasks.champion.bundle.statement import KEY_FILE, RECORD, STATEMENT, Signer, sealed, statement_of
+from tasks.champion.bundle.statement import KEY_FILE, Signer, sealed, statement_of
 from tasks.champion.bundle.verify import is_sound, read_record, verify
+from tasks.champion.signed_evidence.archive import archived, read_archive
+from tasks.champion.signed_evidence.envelope import RECORD, STATEMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def write_keys(folder: Path, name: str) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two signed runs of one model: the second is judged beside the champion of the first, with slices and clusters."""
+    """Two signed runs of one model, with slices and clusters; the second does not beat the champion of the first."""
     folder = tmp_path_factory.mktemp("evidence")
     private, public = write_keys(folder, "signer")
     state = folder / "state"
@@ -113,6 +114,7 @@ def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
     """The verdict against the champion among them, by slices and clusters."""
     assert runs["first"]["outcome"] == "promoted"
     assert len(runs["bundles"]) == 2
+    decided = []
     for bundle in runs["bundles"]:
         parts = verify(bundle, key=runs["public"])
         assert is_sound(parts), [part for part in parts if part.is_sound is False]
@@ -121,7 +123,10 @@ def test_bundle_of_each_run_verifies(runs: dict[str, Any]) -> None:
         assert "by the given key" in by_name["signature"].told
         for gate in ("confirmed_metric_floor", "confirmed_p95_ratio", "p95_ms"):
             assert "from the samples" in by_name[f"verdict {gate}"].told
+        decided.append(by_name["decision"].told)
     assert by_name["verdict beats_champion"].is_sound is True
+    assert decided[0] == "promoted by its gates, as tiny-quantized@champion-ort-cpu"
+    assert decided[1].startswith("not promoted")
 
 
 def test_bundle_verifies_with_few_packages(runs: dict[str, Any], tmp_path: Path) -> None:
@@ -267,18 +272,14 @@ print(model.predict({"x": np.load(sys.argv[2])["x"]})["logits"].shape)
 """
 
 
-def consume(runs: dict[str, Any], evaluation: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    uri = f"sqlite:///{runs['state'] / 'mlflow.db'}"
-    env = environment(runs["state"], MLFLOW_TRACKING_URI=uri) | variables
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        CONSUMER,
-        "models:/tiny-quantized@champion-ort-cpu",
-        str(evaluation),
-    ]
+CHAMPION = "models:/tiny-quantized@champion-ort-cpu"
+
+
+def consume(
+    runs: dict[str, Any], evaluation: Path, uri: str = CHAMPION, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    env = environment(runs["state"], MLFLOW_TRACKING_URI=f"sqlite:///{runs['state'] / 'mlflow.db'}") | variables
+    command = [sys.executable, "-W", "ignore", "-c", CONSUMER, uri, str(evaluation)]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -291,19 +292,38 @@ def test_consumer_can_require_evidence(runs: dict[str, Any], tiny: Tiny, tmp_pat
     assert good.returncode == 0, good.stderr[-3000:]
     for variables, words in (
         (wanted, "found no QUANTGATE_EVIDENCE_KEY_FILE"),
-        (wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(other)}, "without a signature of the key"),
+        (wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(other)}, "fails at signature: found one of the key"),
         ({"QUANTGATE_REQUIRE_EVIDENCE": "yes"}, "expected 0 or 1"),
     ):
         bad = consume(runs, tiny.evaluation, **variables)
         assert bad.returncode != 0 and words in bad.stderr
     bundle = folder_of_version(runs) / "evidence.zip"
     kept = bundle.read_bytes()
+    signed = wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
     try:
         changed(bundle, bundle, {"winner/scores.npy": b"x"})
-        spoilt = consume(runs, tiny.evaluation, **wanted, QUANTGATE_EVIDENCE_KEY_FILE=str(public))
+        spoilt = consume(runs, tiny.evaluation, **signed)
+        shutil.copy(runs["bundles"][1], bundle)
+        unpromoted = consume(runs, tiny.evaluation, **signed)
+        assert failed_part(bundle.parent, key=runs["public"]) == "decision"
     finally:
         bundle.write_bytes(kept)
-    assert spoilt.returncode != 0 and "evidence whose winner/scores.npy has another digest" in spoilt.stderr
+    assert spoilt.returncode != 0 and "evidence that fails at winner/scores.npy" in spoilt.stderr
+    assert unpromoted.returncode != 0 and "found a variant that was not promoted" in unpromoted.stderr
+
+
+def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
+    """The same files, registered under another name, as MLflow copies versions."""
+    uri = f"sqlite:///{runs['state'] / 'mlflow.db'}"
+    copy = "import mlflow; mlflow.MlflowClient().copy_model_version('models:/tiny-quantized/1', 'prod')"
+    env = environment(runs["state"], MLFLOW_TRACKING_URI=uri)
+    done = subprocess.run([sys.executable, "-c", copy], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    public = tmp_path / "public.pem"
+    public.write_text(runs["public"])
+    wanted = {"QUANTGATE_REQUIRE_EVIDENCE": "1", "QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
+    bad = consume(runs, tiny.evaluation, "models:/prod/1", **wanted)
+    assert bad.returncode != 0 and "expected that for prod" in bad.stderr, bad.stderr[-3000:]
 
 
 def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> None:
@@ -380,4 +400,4 @@ def test_run_without_a_winner_has_its_record(tiny: Tiny, tmp_path: Path) -> None
     assert len(bundles) == 2
     for bundle in bundles:
         told = {part.part: part.is_sound for part in verify(bundle)}
-        assert told == {"archive": True, "signature": None, "calibration": True, "verdicts": None}
+        assert told == {"archive": True, "signature": None, "calibration": True, "decision": None, "verdicts": None}

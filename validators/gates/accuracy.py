@@ -18,6 +18,7 @@ from validators.gates.slices import groups_of
 from validators.gates.verdict_rules import EVALUATION, bounded, confidence_of_each
 from validators.job.job import Confirmation
 from validators.job.job_gates import Gates
+from validators.plain_text import figure, signed_figure
 from validators.records.measurements import Estimate
 from validators.records.verdicts import Verdict
 
@@ -41,8 +42,8 @@ class _Demand:
     def needed(self, *, is_right_or_wrong: bool) -> float:
         """Return the fewest samples with which any variant can pass; Inf if no number suffices.
 
-        A variant that never differs has Tango's bound without discordant pairs, z^2 / (n + z^2). With clusters it has Clopper
-        and Pearson's bound on the share of lost clusters that were not drawn, 1 - (1 - confidence)^(1 / n).
+        A variant that never differs has Clopper and Pearson's bound on the share of lost samples, or clusters, that were not
+        drawn, 1 - (1 - confidence)^(1 / n), and for samples Tango's, z^2 / (n + z^2), if it is wider.
         """
         if not is_right_or_wrong:
             return MIN_SAMPLES
@@ -50,10 +51,11 @@ class _Demand:
             return math.inf
         if self.bound >= 1:
             return 1
+        exact = math.ceil(math.log(1 - self.confidence) / math.log1p(-self.bound))
         if self.units == "clusters":
-            return max(math.ceil(math.log(1 - self.confidence) / math.log1p(-self.bound)), MIN_SAMPLES)
+            return max(exact, MIN_SAMPLES)
         z2 = float(ndtri(self.confidence)) ** 2
-        return max(math.ceil(z2 * (1 - self.bound) / self.bound), 1)
+        return max(math.ceil(z2 * (1 - self.bound) / self.bound), exact)
 
 
 def check_gates_can_be_met(
@@ -153,7 +155,7 @@ def judge_drop(drop: Estimate, gates: Gates, *, n: int, method: str, counted: st
     inconclusive otherwise.
     """
     return bounded(
-        "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, "{:+.4f}".format, counted=counted
+        "drop", drop, gates.drop_bound, "at_most", gates.confidence, n, method, signed_figure, counted=counted
     )
 
 
@@ -166,7 +168,7 @@ def judge_metric(
         return None
     assert found is not None  # it is estimated if a bound is set
     direction: Literal["at_least", "at_most"] = "at_least" if gate == "metric_floor" else "at_most"
-    return bounded(gate, found, bound, direction, gates.confidence, n, method, "{:.4g}".format, counted=counted)
+    return bounded(gate, found, bound, direction, gates.confidence, n, method, figure, counted=counted)
 
 
 def judge_sqnr(

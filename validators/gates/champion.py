@@ -8,12 +8,14 @@ from typing import Literal
 from validators.gates.resource import disturbed
 from validators.gates.verdict_rules import BLOCKS, bounded
 from validators.job.job_gates import Gates
+from validators.plain_text import signed_figure
 from validators.records.journal import RolledBack
 from validators.records.measurements import Estimate
 from validators.records.run import AbsentEngine, Champion, device_class
 from validators.records.verdicts import Verdict
 
 BEATS_CHAMPION, CHAMPION_DEVICE = "beats_champion", "champion_device"
+CHAMPION_GATES = frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
 _IN_TURN = "p50 beside the champion, in turn"
 
 
@@ -49,7 +51,7 @@ def judge_against_champion(
             gates.confidence,
             n,
             "drop against the champion",
-            "{:+.4f}".format,
+            signed_figure,
         )
         return verdict if verdict.outcome == "fail" else replace(verdict, outcome="pass", reason="")
     if objective == "size":
@@ -142,7 +144,7 @@ def champion_gates(digest: str, champion: Champion | None) -> frozenset[str]:
     """
     if champion is None or champion.digest == digest:
         return frozenset()
-    return frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
+    return CHAMPION_GATES
 
 
 def judge_rolled_back(mark: RolledBack | None) -> Verdict:

@@ -16,20 +16,18 @@ from validators.gates.intervals import (
     LARGEST_UNSEEN_SHARE,
     MIN_SAMPLES,
     NOT_FINITE,
+    RESOLUTION,
     Clusters,
     Drops,
     effective_clusters,
-    is_few,
     mean_interval,
-    tango_interval,
+    score_interval,
     too_few_clusters,
     unseen_count,
     unseen_share,
 )
+from validators.gates.reach import is_few
 from validators.records.measurements import Estimate
-
-# Cluster values within this relative distance of each other differ by rounding only.
-RESOLUTION = 1e-12
 
 
 def number_clusters(keys: NDArray[Any]) -> Clusters:
@@ -70,7 +68,7 @@ def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float)
 
     - `mean_interval` of the jackknife pseudo-values of the clusters: the variance CR3 of R. Bell and D. McCaffrey, Survey
       Methodology 28, 2002, with the degrees of freedom of the clusters;
-    - Tango's score interval at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1);
+    - the score interval of right/wrong outcomes at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1);
     - an allowance for clusters that were not drawn: up to Clopper and Pearson's bound of none seen, their share may deviate as
       far as the farthest cluster seen; with right/wrong outcomes they may be lost altogether;
     - if few samples differ at all: changes by whole clusters, each sample by as much as the largest change seen.
@@ -112,7 +110,7 @@ def _farthest(pseudo: Drops, is_right_or_wrong: bool) -> float:
 
 
 def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[float, float]:
-    """Return Tango's interval at the effective sample size of the clusters.
+    """Return the score interval at the effective sample size of the clusters.
 
     The effective sample size is n over the design effect, corrected for the finite degrees of freedom of the clusters (E. Korn
     and B. Graubard, Survey Methodology 24, 1998). `drops` has shape `(n,)`, `pseudo` `(clusters,)`.
@@ -123,7 +121,7 @@ def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[flo
     quantiles = float(stats.norm.ppf(confidence)), float(stats.t.ppf(confidence, groups - 1))
     size = n / design * (quantiles[0] / quantiles[1]) ** 2
     lost, gained = (float((drops == side).mean()) * size for side in (1, -1))
-    return tango_interval(lost, gained, size, confidence)
+    return score_interval(lost, gained, size, confidence)
 
 
 def _pseudo_values(drops: Drops, clusters: Clusters) -> Drops:

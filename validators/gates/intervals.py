@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from validators.gates.reach import FEW_DIFFERENT, Wrong, is_few, reach_of
 from validators.records.measurements import Estimate
 
 Drops = NDArray[np.float64]
@@ -21,8 +22,6 @@ DropsWithout = Callable[[Clusters, int], Drops]
 
 # Fewer samples cannot show their skewness: even with 8 exponential drops the truth exceeds a 95 % bound in 8 % of draws.
 MIN_SAMPLES = 8
-# With fewer differing samples than this, the chance that larger differences were not drawn outweighs the observed spread.
-FEW_DIFFERENT = 10
 # Equal drops are evidence only if a share this large of other drops would have shown up in the draw.
 LARGEST_UNSEEN_SHARE = 0.05
 # Upper limit on jackknife groups; up to this many samples, each is a group. The spread of 250 is known to 5 %, and each group
@@ -30,27 +29,28 @@ LARGEST_UNSEEN_SHARE = 0.05
 JACKKNIFE_GROUPS = 250
 # A kurtosis can reach about the number of samples, which would leave only two degrees of freedom.
 LEAST_FREEDOM = 3
-# Number of rows tried as replacements of a sample, if too few samples differ to show the largest change.
-PROBED_ROWS = 16
+# Values closer than this, relative to their size, differ by rounding only.
+RESOLUTION = 1e-12
 
 NOT_FINITE = "none: the metric is NaN or Inf on some samples"
+SCORE_INTERVAL = "paired score interval (Tango), or exact counts where few differ"
 TOO_FEW = f"none: fewer than {MIN_SAMPLES} samples"
 
 
 def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
     """Return the mean of paired drops with a one-sided bound on either side, and the name of the method.
 
-    `drops` is float64 of shape `(n,)`, positive is worse. Drops of right/wrong outcomes (-1, 0, 1) get Tango's score interval
-    for a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN bounds, which
-    pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
+    `drops` is float64 of shape `(n,)`, positive is worse. Drops of right/wrong outcomes (-1, 0, 1) get
+    `score_interval`, a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN
+    bounds, which pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # the check below catches an overflow
         mean = float(drops.mean()) if len(drops) else math.nan
     if not (math.isfinite(mean) and np.isfinite(drops).all()):
         return Estimate(math.nan, math.nan, math.nan), NOT_FINITE if len(drops) else "none: no samples"
     if np.isin(drops, (-1.0, 0.0, 1.0)).all():
-        low, high = tango_interval(int((drops == 1).sum()), int((drops == -1).sum()), len(drops), confidence)
-        return Estimate(mean, low, high), "paired score interval (Tango)"
+        low, high = score_interval(int((drops == 1).sum()), int((drops == -1).sum()), len(drops), confidence)
+        return Estimate(mean, low, high), SCORE_INTERVAL
     if len(drops) < MIN_SAMPLES:
         return Estimate(mean), TOO_FEW
     if (drops == drops[0]).all():
@@ -123,11 +123,6 @@ def _unseen_drops(drops: Drops, confidence: float) -> tuple[float, float] | None
     return below, above
 
 
-def is_few(different: float, n: float) -> bool:
-    """Return True if so few samples differ that larger differences may not have been drawn."""
-    return different < FEW_DIFFERENT and different < n / 2
-
-
 def unseen_count(count: float, n: float, confidence: float) -> float:
     """Return how far Clopper and Pearson's upper bound exceeds a count out of `n`.
 
@@ -146,6 +141,8 @@ def paired_interval(
     seed: int,
     clusters: Clusters | None = None,
     drops_without: DropsWithout | None = None,
+    wrong: Wrong | None = None,
+    moved: NDArray[np.bool_] | None = None,
 ) -> tuple[Estimate, str]:
     """Return the drop of a metric that is not a mean over samples, with a one-sided bound on either side, and the method.
 
@@ -155,7 +152,9 @@ def paired_interval(
     61, 1974); many samples are left out in random groups, drawn with `seed`. This is valid for functions of sums (F1, error
     rates) and for U-statistics (AUROC; J. Arvesen, Ann. Math. Statist. 40, 1969), not for quantiles.
 
-    If few samples differ at all, unseen ones may change by as much as any sample could; their count is bounded as for means.
+    Only samples that can move the metric count: of recall, those of its class (`validators.gates.reach`). `wrong` are the rows
+    of `variant` if every answer were wrong, `moved` (bool, `(n,)`) tells whose answers differ. If few of them moved it, or
+    their pseudo-values do not differ, unseen ones may change by as much as any could; their count is bounded as for means.
     A drop that is not finite gets NaN bounds, which pass no gate. A drop that is undefined without some samples gets no bounds.
 
     With `clusters` (intp, shape `(n,)`) the jackknife leaves out whole clusters, and clusters replace samples in all counts.
@@ -171,20 +170,31 @@ def paired_interval(
             return Estimate(value), TOO_FEW if clusters is None else too_few_clusters(count)
         units = np.arange(n) if clusters is None else clusters
         pseudo = _pseudo_values(drops_without or _one_by_one(drop_of, baseline, variant), value, units, rng)
-        different = int((baseline != variant).any(axis=1).sum()) * (count / n)
-        few = is_few(different, count)
-        reach = _largest_change(baseline, variant, drop_of, rng) * n / count if few else 0.0
-    if not (np.isfinite(pseudo).all() and math.isfinite(reach)):
+        mean = float(pseudo.mean())
+        alike = float(np.ptp(pseudo)) <= RESOLUTION * float(np.abs(pseudo).max())
+        reach = reach_of(baseline, variant, drop_of, units, rng, wrong=wrong, moved=moved, alike=alike)
+    if not np.isfinite(pseudo).all():
         return Estimate(value), "none: the metric is undefined without some of the samples"
-    mean = float(pseudo.mean())
-    low, high = mean_interval(pseudo, confidence) if np.ptp(pseudo) else (mean, mean)
-    unseen = unseen_count(different, count, confidence) * reach if few else 0.0
+    few = alike or is_few(reach.moved, reach.units)
+    if reach.units < MIN_SAMPLES or (few and not reach.largest):
+        return Estimate(value), _too_few_movers(reach.units, clusters)
+    if few and not math.isfinite(reach.largest):
+        return Estimate(value), "none: the metric is undefined if one sample is answered otherwise"
+    low, high = (mean, mean) if alike else mean_interval(pseudo, confidence)
+    unseen = unseen_count(0 if alike else reach.moved, reach.units, confidence) * reach.largest if few else 0.0
     if clusters is not None:
         unseen = max(unseen, unseen_share(count, confidence) * float(np.abs(pseudo - mean).max()))
     below, above = max(mean - low, unseen), max(high - mean, unseen)
     of = "" if clusters is None else f" of {clusters.max() + 1} clusters"
     words = f"jackknife{of}, wider of Student and Hall{' and of changes not seen' if few else ''}, seed {seed}"
+    if reach.units < count / 2:
+        words += f"; about {reach.units:.0f} {'samples' if clusters is None else 'clusters'} decide"
     return Estimate(value, value - below, value + above), words
+
+
+def _too_few_movers(units: float, clusters: Clusters | None) -> str:
+    what = "samples" if clusters is None else "clusters of equal weight"
+    return f"none: the metric rests on about {units:.0f} {what}, fewer than {MIN_SAMPLES}"
 
 
 def _one_by_one(drop_of: Callable[[Rows, Rows], float], baseline: Rows, variant: Rows) -> DropsWithout:
@@ -208,22 +218,6 @@ def _pseudo_values(drops_without: DropsWithout, value: float, units: Clusters, r
     group_of = np.empty(n, np.intp)
     group_of[rng.permutation(n)] = np.arange(n) // size
     return groups * value - (groups - 1) * drops_without(group_of[units], groups)
-
-
-def _largest_change(
-    baseline: Rows, variant: Rows, drop_of: Callable[[Rows, Rows], float], rng: np.random.Generator
-) -> float:
-    """Return the largest change of the drop if one row of the variant takes another's values; Inf if it is undefined."""
-    places = np.unique(variant, axis=0, return_index=True)[1]
-    chosen = rng.choice(places, min(len(places), PROBED_ROWS), replace=False)
-    value, changed, largest = drop_of(baseline, variant), variant.copy(), 0.0
-    for place in chosen:
-        for other in chosen:
-            changed[place] = variant[other]
-            change = abs(drop_of(baseline, changed) - value)
-            largest = max(largest, change if math.isfinite(change) else math.inf)
-        changed[place] = variant[place]
-    return largest
 
 
 def effective_clusters(clusters: Clusters) -> float:
@@ -250,6 +244,23 @@ def unseen_share(count: float, confidence: float) -> float:
 def too_few_clusters(effective: float) -> str:
     """Return the reason why so few effective clusters get no interval."""
     return f"none: {effective:.1f} clusters of equal weight, fewer than {MIN_SAMPLES}"
+
+
+def score_interval(lost: float, gained: float, n: float, confidence: float) -> tuple[float, float]:
+    """Return bounds of a difference of paired proportions, `(lost - gained) / n`: Tango's, or wider ones where few differ.
+
+    With few discordant samples Tango's bound is too short: at 90 % none is seen in 19 % of draws from it. The exact bound on
+    the lost (C. Clopper and E. Pearson, Biometrika 26, 1934), less the gained, is then taken if it is wider.
+
+    >>> [round(bound, 4) for bound in score_interval(0, 0, 100, 0.9)]
+    [-0.0228, 0.0228]
+    """
+    low, high = tango_interval(lost, gained, n, confidence)
+    if lost + gained >= FEW_DIFFERENT:
+        return low, high
+    observed = (lost - gained) / n
+    exact_low, exact_high = (unseen_count(count, n, confidence) / n for count in (gained, lost))
+    return min(low, observed - exact_low), max(high, observed + exact_high)
 
 
 def tango_interval(lost: float, gained: float, n: float, confidence: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded
 from validators.job.job_gates import Gates
+from validators.plain_text import figure
 from validators.records.latencies import Latency, cost_of_million
 from validators.records.measurements import Estimate
 from validators.records.run import Variant
@@ -119,7 +120,7 @@ def judge_cost(latency: Latency, gates: Gates, price_per_hour: float | None) -> 
         return unmeasured("cost_per_million", "no time per request was measured", bound, "at_most", None)
     cost = cost_of_million(latency.request_ms, price_per_hour)
     method = f"mean time per request at {price_per_hour:g} an hour, Student interval of logarithms over launches"
-    return _judge_launches("cost_per_million", latency, cost, bound, gates.confidence, method, "{:.4g}".format)
+    return _judge_launches("cost_per_million", latency, cost, bound, gates.confidence, method, figure)
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:

@@ -14,6 +14,7 @@ from validators.gates.clusters import count_units
 from validators.gates.intervals import Clusters
 from validators.gates.verdict_rules import EVALUATION, bounded, confidence_of_each
 from validators.job.job_gates import Gates
+from validators.plain_text import signed_figure
 from validators.records.measurements import Estimate, SliceDrop
 from validators.records.verdicts import Verdict
 
@@ -75,7 +76,7 @@ def _judge(found: SliceDrop, bound: float, confidence: float) -> Verdict:
         confidence,
         found.clusters or found.n,
         f"{found.name}: {found.method}",
-        "{:+.4f}".format,
+        signed_figure,
         counted=f"{'clusters' if found.clusters else EVALUATION} of {found.name}",
     )
     return replace(verdict, reason=verdict.reason and f"{found.name}: {verdict.reason}")

@@ -9,8 +9,6 @@ from validators.records.measurements import Accuracy
 from validators.records.run import Check, Inventory, Trial
 from validators.records.verdicts import SignOff
 
-BUNDLE_FORMAT = 1
-
 
 @dataclass(frozen=True)
 class SourceFacts:
@@ -52,15 +50,32 @@ class CalibrationFacts:
 
 
 @dataclass(frozen=True)
+class PromotionDecision:
+    """The decision of a run on its best variant, made before anything is registered.
+
+    With `promotes` the variant is to become the champion of `model`, the registered model of variants, on `target`. `replaces`
+    is the version of the champion that it was compared with; None without one, or if the champion is the same artifact.
+    `sign_off` is a person's answer, if the job asks for one; otherwise the gates decided.
+    """
+
+    promotes: bool
+    model: str
+    target: str
+    replaces: str | None = None
+    sign_off: SignOff | None = None
+
+
+@dataclass(frozen=True)
 class EvidenceRecord:
     """The content of `record.json`; paths in its records are names of members.
 
     `job` has the candidates by name and the source by version. `trial` is the winner, or the best that was compared with the
-    champion; None if nothing passed. `required` names the verdicts that promotion demands, `manifest` is the text that
-    consumers check files against. `rows_left_out`: the rows of the user's metric hold outputs and labels, and stayed where they
-    are. `signer` is the public key in PEM, or empty.
+    champion; None if nothing passed. `manifest` is the text that consumers check files against. `rows_left_out`: the rows of
+    the user's metric hold outputs and labels, and stayed where they are. `signer` is the public key in PEM, or empty.
     """
 
+    format: int
+    decision: PromotionDecision
     job: dict[str, Any]
     source: SourceFacts
     data: dict[str, DataFacts]
@@ -72,11 +87,8 @@ class EvidenceRecord:
     baseline: Accuracy | None = None
     baseline_bytes: int = 0
     trial: Trial | None = None
-    required: tuple[str, ...] = ()
-    sign_off: SignOff | None = None
     manifest: str = ""
     rows_left_out: bool = False
     slices: tuple[str, ...] = ()
     has_clusters: bool = False
     signer: str = ""
-    format: int = BUNDLE_FORMAT

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from tasks.champion.bundle.statement import RECORD, STATEMENT, Signer, sealed, statement_of
+from tasks.champion.bundle.statement import Signer, sealed, statement_of
+from tasks.champion.signed_evidence.envelope import RECORD, STATEMENT
 from validators.records.bundle import EvidenceRecord
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy

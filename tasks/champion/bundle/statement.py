@@ -12,26 +12,28 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from tasks.champion.bundle.unsound import BundleUnsound
+from tasks.champion.signed_evidence.check import FORMAT
+from tasks.champion.signed_evidence.envelope import (
+    RECORD,
+    STATEMENT,
+    compact_json,
+    encoded,
+    envelope_of,
+    key_id,
+    public_key,
+)
 from validators.errors import JobError
 from validators.records.bundle import EvidenceRecord
 
-STATEMENT, RECORD = "statement.json", "record.json"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-BUILD_TYPE = "urn:quantgate:evidence:v1"
+BUILD_TYPE = f"urn:quantgate:evidence:v{FORMAT}"
 KEY_FILE, COMMAND, PUBLIC_FILE = (
     "QUANTGATE_SIGNING_KEY_FILE",
     "QUANTGATE_SIGNING_COMMAND",
@@ -96,23 +98,6 @@ def signer_here() -> Signer | None:
     return None
 
 
-def public_key(pem: str) -> Ed25519PublicKey:
-    """Read a public key.
-
-    Raises:
-        ValueError: it is no Ed25519 key in PEM.
-    """
-    key = load_pem_public_key(pem.encode("ascii"))
-    if not isinstance(key, Ed25519PublicKey):
-        raise ValueError("found a public key of another kind; expected Ed25519")
-    return key
-
-
-def key_id(pem: str) -> str:
-    """Return the sha256 of a public key's 32 bytes, in hexadecimal."""
-    return hashlib.sha256(public_key(pem).public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
-
-
 def statement_of(record: EvidenceRecord, members: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the statement on a bundle; it names each member but itself with its digest.
 
@@ -132,7 +117,10 @@ def statement_of(record: EvidenceRecord, members: Mapping[str, bytes]) -> dict[s
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {"job": record.job},
-                "internalParameters": {"candidate": record.trial.candidate if record.trial else None},
+                "internalParameters": {
+                    "candidate": record.trial.candidate if record.trial else None,
+                    "decision": asdict(record.decision),
+                },
                 "resolvedDependencies": resolved,
             },
             "runDetails": {
@@ -149,70 +137,9 @@ def statement_of(record: EvidenceRecord, members: Mapping[str, bytes]) -> dict[s
 
 def sealed(statement: Mapping[str, Any], signer: Signer | None) -> bytes:
     """Return the envelope of a statement as JSON, with a signature if there is a signer."""
-    payload = _json(statement)
-    signatures = []
-    if signer is not None:
-        signature = base64.b64encode(signer.sign(_encoded(payload))).decode("ascii")
-        signatures = [{"keyid": key_id(signer.public), "sig": signature}]
-    envelope = {
-        "payloadType": PAYLOAD_TYPE,
-        "payload": base64.b64encode(payload).decode("ascii"),
-        "signatures": signatures,
-    }
-    return _json(envelope)
-
-
-def check_statement(content: bytes, expected: Mapping[str, Any], signer: str, pinned: str | None) -> str:
-    """Check an envelope against the statement that the bundle gives, and its signature; return who signed it.
-
-    `signer` is the public key that the record names, `pinned` the one that the signature must be of.
-
-    Raises:
-        BundleUnsound: they differ, or the signature is missing, wrong, or of another key.
-    """
-    try:
-        envelope = json.loads(content)
-        payload = base64.b64decode(envelope["payload"], validate=True)
-        signatures = [(one["keyid"], base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleUnsound(STATEMENT, f"found no envelope: {error!r}") from error
-    if payload != _json(expected) or envelope["payloadType"] != PAYLOAD_TYPE:
-        raise BundleUnsound(STATEMENT, "it is not the statement that the members of this bundle give")
-    key = pinned or signer
-    if not key and not signatures:
-        again = {"payloadType": PAYLOAD_TYPE, "payload": envelope["payload"], "signatures": []}
-        if content != _json(again):
-            raise BundleUnsound(STATEMENT, "it is written in another way than quantgate writes it")
-        return ""
-    if not key or len(signatures) != 1:
-        raise BundleUnsound("signature", f"found {len(signatures)} signatures; expected one of the named key")
-    name, signature = signatures[0]
-    try:
-        if key_id(key) != name or (signer and key_id(signer) != name):
-            raise BundleUnsound("signature", f"found one of the key {name}; expected one of {key_id(key)}")
-        public_key(key).verify(signature, _encoded(payload))
-    except InvalidSignature as error:
-        raise BundleUnsound("signature", f"it is none of the key {name} on this statement") from error
-    except ValueError as error:
-        raise BundleUnsound("signature", f"found a key that is none: {error}") from error
-    again = {
-        "payloadType": PAYLOAD_TYPE,
-        "payload": envelope["payload"],
-        "signatures": [{"keyid": name, "sig": base64.b64encode(signature).decode("ascii")}],
-    }
-    if content != _json(again):
-        raise BundleUnsound(STATEMENT, "it is written in another way than quantgate writes it")
-    return str(name)
-
-
-def _encoded(payload: bytes) -> bytes:
-    """Return what DSSE signs: its pre-authentication encoding."""
-    kind = PAYLOAD_TYPE.encode("ascii")
-    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+    payload = compact_json(statement)
+    signatures = [(key_id(signer.public), signer.sign(encoded(payload)))] if signer is not None else []
+    return envelope_of(payload, signatures)
 
 
 def _pem(key: Ed25519PublicKey) -> str:

@@ -17,10 +17,24 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.champion.bundle.archive import FILE, read_archive
 from tasks.champion.bundle.contents import CLUSTERS, CONFIRMATION, slice_member
-from tasks.champion.bundle.statement import RECORD, STATEMENT, check_statement, statement_of
-from tasks.champion.bundle.unsound import BundleUnsound
+from tasks.champion.bundle.statement import statement_of
+from tasks.champion.signed_evidence.archive import FILE, BundleUnsound, read_archive
+from tasks.champion.signed_evidence.check import (
+    check_decision,
+    check_manifest,
+    check_promoted,
+    read_document,
+    registered_as,
+)
+from tasks.champion.signed_evidence.envelope import (
+    RECORD,
+    STATEMENT,
+    check_members,
+    compact_json,
+    key_id,
+    open_envelope,
+)
 from tasks.measure.latency.recount import recount
 from tasks.measure.metrics.kept_metric import kept_metric
 from tasks.trials.judge_on_samples import (
@@ -33,12 +47,13 @@ from tasks.trials.judge_on_samples import (
 )
 from validators.calibration.judge import conclude
 from validators.errors import JobError
-from validators.gates.catalog import is_from_samples, judge_gates
+from validators.gates.catalog import GATES, PREFIX_CONFIRMED, is_from_samples, judge_gates, required_gates
+from validators.gates.champion import BEATS_CHAMPION, CHAMPION_GATES
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.records.artifact_paths import CONFIRMED
-from validators.records.bundle import BUNDLE_FORMAT, EvidenceRecord
+from validators.records.bundle import EvidenceRecord
 from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
@@ -59,21 +74,33 @@ class VerifiedPart:
     told: str
 
 
-def verify(bundle: Path, *, key: str | None = None, artifacts: Path | None = None) -> tuple[VerifiedPart, ...]:
+def verify(
+    bundle: Path,
+    *,
+    key: str | None = None,
+    artifacts: Path | None = None,
+    wanted: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> tuple[VerifiedPart, ...]:
     """Verify a bundle: the zip, or the folder of a promoted version that has one.
 
-    `key` is the public key in PEM that must have signed it; `artifacts` a folder with the files that it is about. The first
-    part that makes the rest meaningless ends the verification.
+    `key` is the public key in PEM that must have signed it; `artifacts` a folder with the files that it is about. `wanted` is
+    the model that it must be for, `name` or `name@champion-target`; for a folder by default the name by which MLflow
+    downloaded it. `tags` are those of the registered version. A bundle with files has to promote them. The first part that
+    makes the rest meaningless ends the verification.
     """
+    folder = None
     if bundle.is_dir():
         found = next((path for path in (bundle / FILE, bundle / "artifacts" / FILE) if path.exists()), None)
         if found is None:
             return (VerifiedPart("archive", False, f"found no {FILE} in {bundle}"),)
         variant = found.with_name("variant")
         bundle, artifacts = found, artifacts or (variant if variant.is_dir() else None)
+        folder = found.absolute().parents[1]
     parts: list[VerifiedPart] = []
     try:
-        parts.extend(_parts(bundle, key, artifacts))
+        wanted = wanted or (registered_as(folder)[0] if folder else "")
+        parts.extend(_parts(bundle, key, artifacts, wanted, tags))
     except BundleUnsound as error:
         parts.append(VerifiedPart(error.part, False, error.reason))
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
@@ -89,25 +116,33 @@ def is_sound(parts: tuple[VerifiedPart, ...]) -> bool:
     return all(part.is_sound is not False for part in parts)
 
 
-def _parts(bundle: Path, key: str | None, artifacts: Path | None) -> Iterator[VerifiedPart]:
+def _parts(
+    bundle: Path, key: str | None, artifacts: Path | None, wanted: str, tags: Mapping[str, str] | None
+) -> Iterator[VerifiedPart]:
     members = read_archive(bundle)
     for name in (RECORD, STATEMENT):
         if name not in members:
             raise BundleUnsound(name, "the member is missing")
+    document = read_document(members[RECORD])
     record = read_record(members[RECORD])
-    _check_members(members)
-    signed = check_statement(members[STATEMENT], statement_of(record, members), record.signer, key)
+    payload, signed = open_envelope(members[STATEMENT], key or record.signer)
+    check_members(members, payload)
+    if payload != compact_json(statement_of(record, members)):
+        raise BundleUnsound(STATEMENT, "it is not the statement that the members of this bundle give")
+    if record.signer and signed != key_id(record.signer):
+        raise BundleUnsound("signature", f"found one of the key {signed}; the record names another")
     yield VerifiedPart("archive", True, f"{len(members)} members, each with the digest of the statement")
     if signed:
         whose = "the given key" if key else "the key in the bundle, which nobody vouches for"
         yield VerifiedPart("signature", True, f"by {whose}, {signed[:16]}")
-    elif key:
-        raise BundleUnsound("signature", "found none; expected one of the given key")
     else:
         yield VerifiedPart("signature", None, "unsigned: the bundle may have been made by anyone")
     yield _calibration(record)
+    yield _decision(document, is_offered=artifacts is not None, wanted=wanted)
+    if tags is not None:
+        yield _tags(record, tags)
     if record.manifest:
-        yield _artifacts(record, artifacts)
+        yield from _artifacts(record, document, artifacts)
     if record.trial is None:
         yield VerifiedPart("verdicts", None, "no candidate passed, so there are no figures of a winner")
         return
@@ -123,33 +158,12 @@ def read_record(content: bytes) -> EvidenceRecord:
     """Read a record.
 
     Raises:
-        BundleUnsound: it is none, or one of a later format.
+        BundleUnsound: it is none, or one of another format.
     """
     try:
-        document = json.loads(content)
-        if document.get("format") != BUNDLE_FORMAT:
-            raise BundleUnsound(RECORD, f"found format {document.get('format')!r}; expected {BUNDLE_FORMAT}")
-        return TypeAdapter(EvidenceRecord).validate_python(document)
-    except (ValueError, ValidationError, AttributeError) as error:
+        return TypeAdapter(EvidenceRecord).validate_python(read_document(content))
+    except ValidationError as error:
         raise BundleUnsound(RECORD, f"found no record: {' '.join(str(error).split())[:300]}") from error
-
-
-def _check_members(members: Mapping[str, bytes]) -> None:
-    """Compare each member with its digest in the statement, so that the error names the member."""
-    import base64
-
-    try:
-        payload = json.loads(base64.b64decode(json.loads(members[STATEMENT])["payload"], validate=True))
-        told = {one["name"]: one["digest"]["sha256"] for one in payload["predicate"]["runDetails"]["byproducts"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleUnsound(STATEMENT, f"found no statement: {error!r}") from error
-    for name in sorted(told.keys() | members.keys() - {STATEMENT}):
-        if name not in members:
-            raise BundleUnsound(name, "the member is missing")
-        if name not in told:
-            raise BundleUnsound(name, "the statement does not name this member")
-        if hashlib.sha256(members[name]).hexdigest() != told[name]:
-            raise BundleUnsound(name, "its digest is not that of the statement")
 
 
 def _calibration(record: EvidenceRecord) -> VerifiedPart:
@@ -159,10 +173,50 @@ def _calibration(record: EvidenceRecord) -> VerifiedPart:
     return VerifiedPart("calibration", True, f"{outcome} by {checks} checks, whose data is not in the bundle")
 
 
-def _artifacts(record: EvidenceRecord, artifacts: Path | None) -> VerifiedPart:
+def _decision(document: Mapping[str, Any], *, is_offered: bool, wanted: str) -> VerifiedPart:
+    """Check the decision; where files are offered as a version, or a model is wanted, it must be their promotion."""
+    told = check_promoted(document, wanted) if is_offered or wanted else check_decision(document)
+    decision = document["decision"]
+    if not decision["promotes"]:
+        return VerifiedPart("decision", None, f"{told}: no version is to be served on its word")
+    return VerifiedPart("decision", True, f"{told}, as {decision['model']}@champion-{decision['target']}")
+
+
+def _tags(record: EvidenceRecord, tags: Mapping[str, str]) -> VerifiedPart:
+    """Compare the tags of a registered version with what the record gives for them."""
+    assert record.trial and record.trial.variant
+    said = record.decision.sign_off
+    expected = {
+        "variant_digest": record.trial.variant.digest,
+        "source_digest": record.source.digest,
+        "manifest_digest": hashlib.sha256(record.manifest.encode()).hexdigest(),
+        "candidate": record.trial.candidate,
+        "target": record.decision.target,
+        "device": record.inventory.device_key,
+        "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in record.trial.verdicts}),
+        "evidence": f"runs:/{record.run_id}",
+        "approved_by": said.by if said else "",
+        "approved_at": said.at if said else "",
+        "approval_comment": said.comment if said else "",
+    }
+    for name, value in expected.items():
+        # Named as in `tasks/champion/manifest.py`, whose imports no verification needs.
+        if (found := tags.get(f"quantgate.{name}", "")) != value:
+            raise BundleUnsound(f"tag quantgate.{name}", f"found {found!r}; the record gives {value!r}")
+    return VerifiedPart("tags", True, f"{len(expected)} tags of the version say what the record says")
+
+
+def _artifacts(record: EvidenceRecord, document: Mapping[str, Any], artifacts: Path | None) -> Iterator[VerifiedPart]:
     files: dict[str, str] = json.loads(record.manifest)["files"]
     if artifacts is None:
-        return VerifiedPart("artifacts", None, f"not here: {', '.join(sorted(files))}")
+        yield VerifiedPart("artifacts", None, f"not here: {', '.join(sorted(files))}")
+        return
+    manifest = artifacts.with_name("manifest.json")
+    if manifest.exists():
+        check_manifest(document, manifest)
+        yield VerifiedPart("manifest", True, "the one in the record: session settings, device and files")
+    else:
+        yield VerifiedPart("manifest", None, f"not here: {manifest.name} beside {artifacts.name}")
     found = {path.name for path in artifacts.iterdir()}
     for name in sorted(files.keys() | found):
         if name not in files or name not in found:
@@ -172,7 +226,7 @@ def _artifacts(record: EvidenceRecord, artifacts: Path | None) -> VerifiedPart:
         with (artifacts / name).open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != files[name]:
                 raise BundleUnsound(f"artifact {name}", "its digest is not that of the manifest")
-    return VerifiedPart("artifacts", True, f"{len(files)} files, each with the digest of the manifest")
+    yield VerifiedPart("artifacts", True, f"{len(files)} files, each with the digest of the manifest")
 
 
 class _Verification:
@@ -201,6 +255,8 @@ class _Verification:
     def _compared(self, gate: str, verdict: Verdict) -> VerifiedPart:
         again = self.computed.get(gate)
         if again is None:
+            if not self._is_as_recorded(gate, verdict):
+                raise BundleUnsound(f"verdict {gate}", "the record has it, and no samples or figures that give it")
             return VerifiedPart(f"verdict {gate}", None, f"{verdict.outcome}, as recorded: a bundle cannot compute it")
         for name in (*_EXACT, *_ROUNDED):
             ours, theirs = getattr(again, name), getattr(verdict, name)
@@ -211,8 +267,18 @@ class _Verification:
         whence = f"equal {equal} from the samples" if is_from_samples(gate) else "from figures of the record"
         return VerifiedPart(f"verdict {gate}", True, f"{verdict.outcome}, {_told(verdict)}; {whence}")
 
+    def _is_as_recorded(self, gate: str, verdict: Verdict) -> bool:
+        """Return True if no bundle computes a verdict: on a step of the job, a device, or a champion that did not run."""
+        if gate == BEATS_CHAMPION:
+            return verdict.value is None or verdict.outcome != "pass"
+        name = gate.removeprefix(PREFIX_CONFIRMED)
+        return self.record.rows_left_out or all(name != one.name for one in GATES)
+
     def _outcome(self, recorded: Mapping[str, Verdict]) -> VerifiedPart:
-        missing = sorted(set(self.record.required) - recorded.keys())
+        required = required_gates(self._as_given, self.trial.candidate)
+        if self.record.decision.promotes and self.record.decision.replaces:
+            required |= CHAMPION_GATES
+        missing = sorted(required - recorded.keys())
         outcome = overall(tuple(recorded.values()))
         if outcome != self.trial.outcome or (outcome == "passed" and missing):
             reason = f"found {self.trial.outcome}; the verdicts give {outcome}"
@@ -225,6 +291,8 @@ class _Verification:
         data = self._judged_data()
         place = point_labels(trial.latencies)[0] if trial.latencies else ""
         if self.record.rows_left_out:
+            if not job.metric_is_function:
+                raise BundleUnsound("samples", f"the rows of {job.metric} are left out, which no run does")
             self._add(judge_gates(measured_of(data, trial, None), place))
             return
         answers = figures_of(data, trial.accuracy, data.selection, job.gates.confidence)
@@ -307,7 +375,7 @@ class _Verification:
         return replace(
             trial,
             accuracy=self._accuracy(trial.accuracy) if trial.accuracy else None,
-            latencies=tuple(map(latency, trial.latencies)),
+            latencies=tuple(latency(one, self.job.gates.confidence) for one in trial.latencies),
             beside_fp16=latency(trial.beside_fp16) if trial.beside_fp16 else None,
             beside_champion=champion,
             confirmed=confirmed,

@@ -33,7 +33,7 @@ POLICY = "QUANTGATE_MISMATCH"
 THREADS = "QUANTGATE_THREADS"
 # Environment variable with a folder for models that OpenVINO compiled. Its files are not checked: nobody else may write to it.
 CACHE = "QUANTGATE_CACHE"
-# Environment variable that demands signed evidence; see the package `evidence_check` beside this file.
+# Environment variable that demands signed evidence; see the package `signed_evidence` beside this file.
 EVIDENCE = "QUANTGATE_REQUIRE_EVIDENCE"
 
 
@@ -605,7 +605,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
                 device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
         if os.environ.get(EVIDENCE):
-            from evidence_check.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
+            from signed_evidence.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
 
             require_evidence(context.artifacts)
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ class EngineChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defin
             ImportError: TensorRT is missing.
         """
         if os.environ.get("QUANTGATE_REQUIRE_EVIDENCE"):
-            from evidence_check.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
+            from signed_evidence.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
 
             require_evidence(context.artifacts)
         # Imported here: MLflow also runs this file at registration, where the package is not on the path.

@@ -23,6 +23,7 @@ from tasks.measure.metrics.metric import (
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, order_codes
+from validators.gates.reach import Wrong
 from validators.job.job import MetricName
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -97,12 +98,18 @@ def _missed(rows: Rows) -> Vector:
     return np.asarray(rows[:, 0] != rows[:, 1], np.float64)
 
 
+def _other_class(rows: Rows) -> Wrong:
+    """Return rows that predict the class before the true one; for class 0, class 1."""
+    true = rows[:, 0]
+    return Wrong(as_rows(true, np.where(true == 0, 1, true - 1)), true.astype(np.intp))
+
+
 def _true_and_predicted(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
     assert labels is not None
     return as_rows(labels, outputs.argmax(axis=-1))
 
 
-F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"), _missed)
+F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"), _missed, wrong=_other_class)
 
 
 def _precision_positive(rows: Rows) -> float:
@@ -134,7 +141,7 @@ def of_class_one(name: MetricName, threshold: float | None) -> Metric:
             raise misfit(name, output, shape, needed)
         return LabelSpec("classes", classes=2)
 
-    return Metric(name, rows, _OF_CLASS_ONE[name], expects, _missed, version=str(threshold))
+    return Metric(name, rows, _OF_CLASS_ONE[name], expects, _missed, version=str(threshold), wrong=_other_class)
 
 
 _OF_CLASS_ONE: dict[MetricName, Callable[[Rows], float]] = {
@@ -225,6 +232,21 @@ def _order_lost(rows: Rows) -> Vector:
     return np.asarray(-rows[np.arange(len(rows)), 1 + label], np.float64)
 
 
+def _worst_order(*, of_others: bool) -> Callable[[Rows], Wrong]:
+    """Return the function of rows whose own class ranks lowest and, with `of_others`, all others highest.
+
+    One column of scores is that of class 1. The area under the precision-recall curve rests on the samples of a class; that
+    any other one can rise above them is no evidence about these.
+    """
+
+    def wrong(rows: Rows) -> Wrong:
+        label, codes = rows[:, 0].astype(np.intp), rows[:, 1:]
+        own = np.arange(codes.shape[1]) + (codes.shape[1] == 1) == label[:, None]
+        return Wrong(as_rows(label, np.where(own, codes.min(axis=0), codes.max(axis=0) if of_others else codes)), label)
+
+    return wrong
+
+
 def _ranked(metric: str) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
         if len(shape) <= 2 and values_a_sample(shape) == 1:
@@ -242,6 +264,7 @@ AUROC = Metric(
     _order_lost,
     scope=of_the_set,
     without=_without(roc_areas_without),
+    wrong=_worst_order(of_others=True),
 )
 PR_AUC = Metric(
     "pr_auc",
@@ -251,4 +274,5 @@ PR_AUC = Metric(
     _order_lost,
     scope=of_the_set,
     without=_without(average_precisions_without),
+    wrong=_worst_order(of_others=False),
 )

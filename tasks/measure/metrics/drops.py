@@ -11,13 +11,7 @@ from tasks.measure.metrics.metric import Metric, Rows, Vector, are_scores
 from tasks.measure.metrics.values import decibels_of, noise_share
 from validators.errors import JobError
 from validators.gates.clusters import clustered_drop_interval, worth_naming
-from validators.gates.intervals import (
-    LARGEST_UNSEEN_SHARE,
-    Clusters,
-    drop_interval,
-    effective_clusters,
-    paired_interval,
-)
+from validators.gates.intervals import Clusters, drop_interval, paired_interval
 from validators.job.job_gates import Gates
 from validators.records.measurements import Estimate, Flips
 
@@ -57,11 +51,20 @@ def estimate_drop(
         seed=seed,
         clusters=clusters,
         drops_without=drops_without if metric.without else None,
+        wrong=metric.wrong(variant) if metric.wrong else None,
+        moved=metric.losses(baseline) != metric.losses(variant) if metric.losses else None,
     )
     if metric.drop_at_most is None or found.high is None or not math.isfinite(found.high):
         return found, method
+    rise = metric.drop_at_most(baseline, clusters)
     bound, _ = paired_interval(
-        baseline, variant, metric.drop_at_most(baseline, clusters), confidence, seed=seed, clusters=clusters
+        baseline,
+        variant,
+        rise,
+        confidence,
+        seed=seed,
+        clusters=clusters,
+        wrong=metric.wrong(variant) if metric.wrong else None,
     )
     high = None if bound.high is None else max(found.high, bound.high)
     return replace(found, high=high), f"{method}; above, wider of it and of a bound without bias"
@@ -89,19 +92,17 @@ def estimate_value(
         assert metric.without is not None
         return metric.without(rows, group_of_row, groups)
 
-    found, method = paired_interval(
-        np.full_like(rows, math.nan),  # no row counts as unchanged
+    return paired_interval(
+        rows,
         rows,
         lambda _, drawn: metric.value(drawn),
         confidence,
         seed=seed,
         clusters=clusters,
         drops_without=without if metric.without else None,
+        wrong=metric.wrong(rows) if metric.wrong else None,
+        moved=np.ones(len(rows), np.bool_),  # no answer counts as unchanged
     )
-    count = len(rows) if clusters is None else effective_clusters(clusters)
-    if found.low is not None and found.low == found.high and (1 - LARGEST_UNSEEN_SHARE) ** count > 1 - confidence:
-        return Estimate(found.value), "none: few samples, all alike"
-    return found, method
 
 
 def check_value_gates(metric: Metric, gates: Gates) -> None:

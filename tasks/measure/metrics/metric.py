@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -58,10 +59,12 @@ class Metric:
     samples, in the order in which the job lists them; None for a metric that reads one output. `drop_at_most(baseline rows,
     clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
     and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
-    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out. `of_windows`
-    is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`, from logits
-    `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With `of_answers`, the outputs are texts `(n,)`
-    that a language model answers with so many tokens, and the labels are the expected texts.
+    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
+    `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
+    `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
+    from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With
+    `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the texts
+    that are expected.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Metric:
     drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
     of_windows: Callable[[NDArray[Any], NDArray[np.int64]], Vector] | None = None
     without: Callable[[Rows, NDArray[np.intp], int], Vector] | None = None
+    wrong: Callable[[Rows], Wrong] | None = None
     of_answers: int = 0
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:
@@ -120,6 +124,12 @@ def mean_of_ratios(rows: Rows) -> float:
     above, below = np.split(rows.sum(axis=0), 2)
     counted = below != 0
     return float((above[counted] / below[counted]).mean()) if counted.any() else math.nan
+
+
+def without_success(rows: Rows) -> Wrong:
+    """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found."""
+    above, below = np.split(rows, 2, axis=1)
+    return Wrong(as_rows(np.zeros_like(above), below), np.asarray(below.any(axis=1), np.intp))
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

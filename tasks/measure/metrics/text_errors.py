@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.left_out.sums import ratios_without
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, misfit
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
@@ -113,7 +114,15 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
         return LabelSpec("text", classes=len(decoder.tokens or ()))
 
     return Metric(
-        name, rows, _rate, expects, _errors, higher_is_better=False, version=decoder.digest, without=ratios_without
+        name,
+        rows,
+        _rate,
+        expects,
+        _errors,
+        higher_is_better=False,
+        version=decoder.digest,
+        without=ratios_without,
+        wrong=_all_wrong,
     )
 
 
@@ -140,6 +149,11 @@ def count_errors(meant: str, said: str, *, by: Literal["wer", "cer"]) -> tuple[i
 def _rate(rows: Rows) -> float:
     errors, length = rows.sum(axis=0)
     return float(errors / length) if length else math.nan
+
+
+def _all_wrong(rows: Rows) -> Wrong:
+    """Return rows with as many errors as the label is long."""
+    return Wrong(as_rows(rows[:, 1], rows[:, 1]), np.zeros(len(rows), np.intp))
 
 
 def _errors(rows: Rows) -> Vector:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.folding import fold, unfold
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Scope, are_scores, as_rows
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -47,7 +48,35 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
     def scope(outputs: Outputs, labels: Labels | None) -> Scope:
         return _scope_of(function, outputs, labels)
 
-    return Metric(name, rows, value, _anything, higher_is_better=higher_is_better, version=version, scope=scope)
+    return Metric(
+        name,
+        rows,
+        value,
+        _anything,
+        higher_is_better=higher_is_better,
+        version=version,
+        scope=scope,
+        wrong=_answers_of_others,
+    )
+
+
+def _answers_of_others(rows: Rows) -> Wrong:
+    """Return folded rows in which each sample has the outputs of another, with another label if there are labels.
+
+    Samples are of one kind by their label. Which answer would be wrong is known to the function alone: outputs of a sample that
+    has another label are taken to be.
+    """
+    outputs, *labels = unfold(rows)
+    rng, n = np.random.default_rng(0), len(rows)
+    kind = np.zeros(n, np.intp)
+    if labels:
+        kind = np.unique(labels[0].reshape(n, -1), axis=0, return_inverse=True)[1].reshape(-1)
+    donors = rng.permutation(n)
+    for one in range(int(kind.max()) + 1):
+        own, others = np.flatnonzero(kind == one), np.flatnonzero(kind != one)
+        if len(others):
+            donors[own] = rng.choice(others, len(own))
+    return Wrong(fold(outputs[donors], *labels), kind)
 
 
 def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Scope:

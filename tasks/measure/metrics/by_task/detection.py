@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.left_out.boxes import RECALLS, average_precision_without
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, misfit
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -43,7 +44,7 @@ def mean_average_precision(name: Literal["map", "map50"]) -> Metric:
     def without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
         return _without(rows, levels, group_of_row, groups)
 
-    return Metric(name, rows, value, _expects, join=join_detections, without=without)
+    return Metric(name, rows, value, _expects, _missed, join=join_detections, without=without, wrong=_nothing_found)
 
 
 def _expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
@@ -149,6 +150,28 @@ def _matches(overlaps: Boxes) -> Vector:
     return bits
 
 
+def _split(rows: Rows) -> list[Rows]:
+    """Return the scores, classes and matches of the detections, and the classes of the true boxes."""
+    width = int(rows[0, 0])
+    return np.split(rows[:, 1:], [width, 2 * width, 3 * width], axis=1)
+
+
+def _missed(rows: Rows) -> Vector:
+    """Return how many matches, of all detections at all overlaps, each sample lacks: less than none."""
+    bits = _split(rows)[2].astype(np.intp)
+    return np.asarray(-((bits[..., None] >> np.arange(len(THRESHOLDS))) & 1).sum(axis=(1, 2)), np.float64)
+
+
+def _nothing_found(rows: Rows) -> Wrong:
+    """Return rows whose detections match no true box; samples are of one kind by the rarest class of their true boxes."""
+    scores, labels, bits, true = _split(rows)
+    classes, counts = np.unique(true[true >= 0], return_counts=True)
+    rarest = np.full(len(rows), len(classes))
+    for one in np.argsort(-counts, kind="stable"):
+        rarest[(true == classes[one]).any(axis=1)] = one
+    return Wrong(as_rows(rows[:, 0], scores, labels, np.zeros_like(bits), true), rarest)
+
+
 @dataclass(frozen=True)
 class _Detections:
     """Detections of one class in all samples, best first: the matches as bits and the row; and the true boxes of each row."""
@@ -160,8 +183,7 @@ class _Detections:
 
 def _by_class(rows: Rows) -> Iterator[_Detections]:
     """Yield the detections of each class that has true boxes."""
-    width = int(rows[0, 0])
-    score, label, right, true = np.split(rows[:, 1:], [width, 2 * width, 3 * width], axis=1)
+    score, label, right, true = _split(rows)
     kept = label >= 0
     row, own, bits = np.nonzero(kept)[0], label[kept].astype(np.intp), right[kept].astype(np.intp)
     # Stable: equal scores stay in the order of samples, as in pycocotools.

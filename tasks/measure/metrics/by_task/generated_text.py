@@ -12,6 +12,7 @@ from rapidfuzz.distance import LCSseq
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, mean_of_scores
 from tasks.measure.metrics.text_errors import Decoder, check_text_output, texts_of
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -77,7 +78,9 @@ def bleu(decoder: Decoder) -> Metric:
             )
         return _expected_text("bleu", output, shape, decoder)
 
-    return Metric("bleu", rows, _bleu, expects, _missed_words, version=f"{decoder.digest} {_installed()}")
+    return Metric(
+        "bleu", rows, _bleu, expects, _missed_words, version=f"{decoder.digest} {_installed()}", wrong=_unmatched
+    )
 
 
 def _bleu(rows: Rows) -> float:
@@ -86,6 +89,12 @@ def _bleu(rows: Rows) -> float:
     *counts, said, meant = rows.sum(axis=0).astype(int).tolist()
     found = BLEU.compute_bleu(counts[:_ORDERS], counts[_ORDERS:], said, meant, smooth_method="exp")
     return float(found.score) / 100
+
+
+def _unmatched(rows: Rows) -> Wrong:
+    """Return rows without a matched n-gram."""
+    counts = np.zeros((len(rows), _ORDERS))
+    return Wrong(as_rows(counts, rows[:, _ORDERS:]), np.zeros(len(rows), np.intp))
 
 
 def _missed_words(rows: Rows) -> Vector:

@@ -22,7 +22,9 @@ from tasks.measure.metrics.metric import (
     mean_of_scores,
     misfit,
     values_a_sample,
+    without_success,
 )
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -89,7 +91,13 @@ def calibration_error(scores: Scores | None) -> Metric:
         higher_is_better=False,
         version=str(scores),
         drop_at_most=_rise_at_most,
+        wrong=_mistaken,
     )
+
+
+def _mistaken(rows: Rows) -> Wrong:
+    """Return rows of the same confidence that are right where they were wrong, and wrong where right."""
+    return Wrong(as_rows(rows[:, 0], 1 - rows[:, 1]), np.zeros(len(rows), np.intp))
 
 
 def _places(rows: Rows) -> NDArray[np.intp]:
@@ -153,7 +161,16 @@ def f1_multilabel(average: Literal["macro", "micro"], threshold: float | None) -
             raise misfit(name, output, shape, f"values of shape (samples, labels), and {needed}")
         return LabelSpec("multi_hot", classes=shape[1])
 
-    return Metric(name, rows, mean_of_ratios, expects, _wrong_labels, version=str(threshold), without=ratios_without)
+    return Metric(
+        name,
+        rows,
+        mean_of_ratios,
+        expects,
+        _wrong_labels,
+        version=str(threshold),
+        without=ratios_without,
+        wrong=without_success,
+    )
 
 
 def _wrong_labels(rows: Rows) -> Vector:

@@ -20,6 +20,7 @@ from tasks.measure.metrics.metric import (
     mean_of_ratios,
     misfit,
     of_all_samples,
+    without_success,
 )
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -79,7 +80,15 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
         return LabelSpec("groups")
 
     return Metric(
-        name, rows, mean_of_ratios, expects, _lost, version=str(k), scope=of_all_samples, without=ratios_without
+        name,
+        rows,
+        mean_of_ratios,
+        expects,
+        _lost,
+        version=str(k),
+        scope=of_all_samples,
+        without=ratios_without,
+        wrong=without_success,
     )
 
 

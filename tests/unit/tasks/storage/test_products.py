@@ -39,7 +39,7 @@ MAKERS = {
     "kernel-times": "tasks.measure.kernel_costs.make_kernel_costs",
     "saturation": "tasks.measure.saturation.make_saturations",
     "choosing": "validators.samples.copy_rows.copy_rows",
-    "evidence": "tasks.champion.bundle.archive.write_archive",
+    "evidence": "tasks.champion.signed_evidence.archive.write_archive",
     "champion": "tasks.champion.fetch_champion._download",
 }
 REQUESTS = {"coverage", "kernels", "latency", "kernel-times"}

@@ -53,7 +53,7 @@ def test_a_large_drop_ends_at_the_first_look_and_none_never_does(tmp_path: Path)
     assert seen <= 8 * SIZE and why.startswith(
         f"stopped after {seen} of 2000 samples, accuracy is worse by at least 0."
     )
-    assert why.endswith("with 99% confidence, where 0.0200 is allowed")
+    assert why.endswith("with 99% confidence, where 0.02 is allowed")
     assert looked_at(judged_data, before[:, None]) == (N, "")
 
 

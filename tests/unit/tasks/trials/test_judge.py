@@ -13,6 +13,7 @@ from tasks.trials.gather import trial_of
 from tasks.trials.judge import judge_trial, rank_passing
 from tasks.trials.judge_on_samples import JudgedData
 from validators.errors import InfrastructureError, StorageFull
+from validators.gates.intervals import SCORE_INTERVAL
 from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.records.journal import RolledBack
@@ -121,7 +122,7 @@ def test_a_trial_that_is_good_passes_with_all_its_verdicts(bench: Bench) -> None
     assert judged.drop.low < 0 < judged.drop.value < judged.drop.high < 0.02
     drop = judged.verdicts[0]
     assert (drop.n, drop.bound, drop.low, drop.high) == (N, 0.02, judged.drop.low, judged.drop.high)
-    assert drop.method == "paired score interval (Tango)"
+    assert drop.method == SCORE_INTERVAL
     size = next(verdict for verdict in judged.verdicts if verdict.gate == "size_ratio")
     assert size.value == pytest.approx(0.26)
 

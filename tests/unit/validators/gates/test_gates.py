@@ -473,7 +473,7 @@ def kept(choosing: int, confirming: int) -> NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize(
-    ("max_drop", "confidence", "needed"), [(0.02, 0.95, 133), (0.01, 0.95, 268), (0.001, 0.95, 2703), (0.02, 0.99, 266)]
+    ("max_drop", "confidence", "needed"), [(0.02, 0.95, 149), (0.01, 0.95, 299), (0.001, 0.95, 2995), (0.02, 0.99, 266)]
 )
 def test_a_tolerance_below_what_the_samples_can_show_is_refused(
     max_drop: float, confidence: float, needed: int
@@ -490,13 +490,13 @@ def test_a_tolerance_below_what_the_samples_can_show_is_refused(
 
 
 def test_each_part_of_the_samples_must_be_able_to_pass() -> None:
-    """133 choose at 95 %; those that confirm one of three need 222, at 98.3 %: z = 2.128, z^2 = 4.529, times 0.98 / 0.02."""
-    check_gates_can_be_met(GATES, Confirmation(), kept(133, 222), {}, is_right_or_wrong=True)
-    for parts, words in (((132, 222), "132 evaluation samples that choose"), ((133, 221), "221 .* that confirm")):
+    """149 choose at 95 %, log(0.05) / log(0.98); those that confirm one of three need 222, at 98.3 %: z^2 = 4.529, times 49."""
+    check_gates_can_be_met(GATES, Confirmation(), kept(149, 222), {}, is_right_or_wrong=True)
+    for parts, words in (((148, 222), "148 evaluation samples that choose"), ((149, 221), "221 .* that confirm")):
         with pytest.raises(JobError, match=words) as caught:
             check_gates_can_be_met(GATES, Confirmation(), kept(*parts), {}, is_right_or_wrong=True)
         assert "confirmation.share" in caught.value.fix
-    check_gates_can_be_met(GATES, Confirmation(candidates=1), kept(133, 133), {}, is_right_or_wrong=True)
+    check_gates_can_be_met(GATES, Confirmation(candidates=1), kept(149, 149), {}, is_right_or_wrong=True)
 
 
 def test_the_smallest_group_must_be_able_to_pass() -> None:

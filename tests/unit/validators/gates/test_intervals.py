@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from scipy.special import xlogy
 
-from validators.gates.intervals import drop_interval, mean_interval, paired_interval, tango_interval
+from validators.gates.intervals import (
+    SCORE_INTERVAL,
+    drop_interval,
+    mean_interval,
+    paired_interval,
+    tango_interval,
+)
 from validators.records.measurements import Estimate
 
 Floats = NDArray[np.float64]
@@ -125,7 +131,7 @@ def test_right_and_wrong_get_the_paired_interval() -> None:
     """Losses count where only the baseline is right, gains where only the variant is."""
     drops = np.array([1.0] * 9 + [-1.0] * 3 + [0.0] * 20)
     estimate, method = drop_interval(drops, 0.975)
-    assert method == "paired score interval (Tango)"
+    assert method == SCORE_INTERVAL
     assert (estimate.low, estimate.high) == pytest.approx((-0.0271, 0.3897), abs=1e-4)
     assert estimate.value == pytest.approx(6 / 32)
 

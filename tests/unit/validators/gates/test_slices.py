@@ -58,7 +58,7 @@ def test_a_bad_group_that_the_mean_of_all_does_not_show() -> None:
     verdict = judge_slices(slice_drops(SLICES, of(drops), 0.95), GATES)
     assert verdict is not None
     assert (verdict.gate, verdict.outcome, verdict.value, verdict.n) == ("worst_slice", "fail", 0.3, 100)
-    assert verdict.reason.startswith("language pt: +0.3000") and "language pt" in verdict.method
+    assert verdict.reason.startswith("language pt: +0.3 [") and "language pt" in verdict.method
     assert verdict.confidence == pytest.approx(1 - 0.05 / 6) and verdict.bound == 0.05
 
 

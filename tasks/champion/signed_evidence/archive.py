@@ -8,12 +8,18 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.champion.bundle.unsound import BundleUnsound
-
 FILE = "evidence.zip"
 _NAME = re.compile(r"[a-z0-9_]+(?:[./-][a-z0-9_]+)*")
 # A bundle has rows and times, no models: more is no bundle of ours.
 _LARGEST_BYTES = 4 << 30
+
+
+class BundleUnsound(Exception):
+    """A part of a bundle is missing, damaged, or says something else than the rest."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"{part}: {reason}")
+        self.part, self.reason = part, reason
 
 
 def write_archive(members: Mapping[str, bytes], folder: Path) -> Path:

@@ -1,0 +1,142 @@
+"""How far single samples can move a metric, and how many of those that can move it were answered otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float64]
+Vector = NDArray[np.float64]
+# Shape (n,): numbers from 0.
+Numbers = NDArray[np.intp]
+
+# With fewer differing samples than this, the chance that larger differences were not drawn outweighs the observed spread.
+FEW_DIFFERENT = 10
+# Rows that are answered otherwise to see what the metric does; each costs one or two passes over all samples.
+PROBED_ROWS = 120
+# Distinct rows that take the place of each other where answers have no worst.
+SWAPPED_ROWS = 16
+# A kind of samples is probed by at least this many rows; with more kinds than that allows, all samples are one kind.
+LEAST_OF_KIND = 4
+# Changes of the metric below this share of the largest are rounding.
+ROUNDING = 1e-9
+
+
+def is_few(different: float, n: float) -> bool:
+    """Return True if so few samples differ that larger differences may not have been drawn."""
+    return different < FEW_DIFFERENT and different < n / 2
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
+
+    Samples of one kind, such as those of a class, move the metric about alike.
+    """
+
+    rows: Rows
+    kind: Numbers
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Effective number of units that can move a metric, how many of them moved it, and the largest change by one unit."""
+
+    units: float
+    moved: float
+    largest: float
+
+
+def reach_of(
+    baseline: Rows,
+    variant: Rows,
+    drop_of: Callable[[Rows, Rows], float],
+    unit_of_row: Numbers,
+    rng: np.random.Generator,
+    *,
+    wrong: Wrong | None,
+    moved: NDArray[np.bool_] | None,
+    alike: bool,
+) -> Reach:
+    """Return how far single units (samples, or clusters of them) can move a drop, by answering some rows otherwise.
+
+    `baseline` and `variant` are float64 `(n, k)`; `unit_of_row` `(n,)` numbers the unit of each row. Without `wrong`, a row
+    takes the values of another, and all units count alike. `moved` `(n,)` tells the rows whose answers differ; without it these
+    are the rows that differ, and with `wrong` those where the baseline's answer in the variant's place changes the metric.
+
+    Changes phi of the metric by each row give the effective number (sum phi^2)^2 / sum phi^4: the degrees of freedom of the
+    variance that independent changes of these sizes have (F. Satterthwaite, Biometrics Bulletin 2, 1946). It is the number of
+    rows that can move the metric, if these move it alike. Clusters have the sizes of their rows' phi^2. The largest change by a
+    cluster is that of its rows on average, each by as much as the largest. It is only looked for without `wrong` if few rows
+    moved, or if no pseudo-value shows a difference (`alike`).
+    """
+    drop, changed = drop_of(baseline, variant), variant.copy()
+
+    def change(place: int, row: Vector) -> float:
+        changed[place] = row
+        found = abs(drop_of(baseline, changed) - drop)
+        changed[place] = variant[place]
+        return found if np.isfinite(found) else np.inf
+
+    differs = (baseline != variant).any(axis=1) if moved is None else moved
+    share = differs.astype(np.float64)
+    if wrong is None:
+        weight = np.ones(len(variant))
+        largest = 0.0
+        if alike or is_few(float(share.sum()), len(variant)):
+            distinct = rng.permutation(np.unique(variant, axis=0, return_index=True)[1])[:SWAPPED_ROWS]
+            largest = max(change(place, variant[other]) for place in distinct for other in distinct)
+    else:
+        places, kind = _drawn(wrong.kind, rng)
+        phi = np.array([change(place, wrong.rows[place]) for place in places])
+        largest = float(phi.max())
+        squares = _spread(_without_wrong_ones(phi**2, kind[places]), places, kind)
+        weight = squares / max(float(squares.max()), np.finfo(np.float64).tiny)
+        if moved is None:
+            least = ROUNDING * largest
+            found = [differs[place] and change(place, baseline[place]) > least for place in places]
+            share = np.where(differs, _spread(np.array(found, np.float64), places, kind, differs[places]), 0.0)
+    units, rows = _effective(np.asarray(np.bincount(unit_of_row, weight), np.float64)), _effective(weight)
+    if not units:
+        return Reach(0.0, 0.0, 0.0)
+    return Reach(units, units * float(weight @ share) / float(weight.sum()), largest * rows / units)
+
+
+def _drawn(kind: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+    """Draw up to `PROBED_ROWS` places, about as many of each kind; return them and the kinds, one if there are too many."""
+    sizes = np.bincount(kind)
+    present = np.flatnonzero(sizes)
+    if len(present) * LEAST_OF_KIND > PROBED_ROWS:
+        kind, present = np.zeros_like(kind), np.zeros(1, np.intp)
+    each = PROBED_ROWS // len(present)
+    return np.concatenate([rng.permutation(np.flatnonzero(kind == one))[:each] for one in present]), kind
+
+
+def _without_wrong_ones(squares: Vector, kind: Numbers) -> Vector:
+    """Return squared changes in which those of 0 are the mean of their kind's others, if these are half or more.
+
+    Such rows were answered wrong before. Where most of a kind change nothing, they do not count.
+    """
+    found = squares.copy()
+    for one in np.unique(kind):
+        own, some = kind == one, squares[(kind == one) & (squares > 0)]
+        if 2 * len(some) >= np.count_nonzero(own):
+            found[own & (squares == 0)] = some.mean()
+    return found
+
+
+def _spread(found: Vector, places: Numbers, kind: Numbers, counts: NDArray[np.bool_] | None = None) -> Vector:
+    """Return a value for each row, `(n,)`: its own where it was probed, else the mean of its kind's that `counts`."""
+    weights, width = np.ones(len(places)) if counts is None else counts.astype(np.float64), int(kind.max()) + 1
+    sums, sizes = (np.bincount(kind[places], each, minlength=width) for each in (found * weights, weights))
+    values = (sums / np.maximum(sizes, 1))[kind]
+    values[places] = found
+    return np.asarray(values, np.float64)
+
+
+def _effective(weights: Vector) -> float:
+    """Return the number of equal weights with the same information (L. Kish, "Survey Sampling", 1965)."""
+    return float(weights.sum() ** 2 / (weights**2).sum()) if weights.any() else 0.0
