@@ -3,18 +3,21 @@
     python benchmarks/verdict_errors.py run
     python benchmarks/verdict_errors.py clusters
     python benchmarks/verdict_errors.py clusters-again
+    python benchmarks/verdict_errors.py decisions
 
 For each kind of metric, number of samples and true drop: the share of pass, fail and inconclusive. Then the same of bounds
 alone, beside Student's and the BCa bootstrap, on skewed drops of few samples; and what a choice among twenty candidates does.
-`clusters` simulates samples that resemble each other, such as the frames of a video. All by the functions that a run is judged
-with.
+`clusters` simulates samples that resemble each other, such as the frames of a video. `decisions` simulates the whole
+decision on thirty candidates at the bound of each gate, with copies, documents and slow phases. All by the functions that a
+run is judged with.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +28,13 @@ from calibration_figures import save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
 from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_clustered, print_clustered
+from verdict_errors_decisions import (
+    CANDIDATES,
+    PHASES,
+    count_wrong_on_launches,
+    count_wrong_on_samples,
+    judge_slow_blocks,
+)
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
 from verdict_errors_figures import draw, print_cells, print_choices, print_methods
 
@@ -40,6 +50,9 @@ RESAMPLES = 999
 PROCESSES = 2
 # A cell of `clusters` that lies above this is simulated again, with new seeds and more experiments.
 AGAIN_ABOVE = 0.06
+# Runs of `decisions` that one process simulates at a time, and gates that slow blocks make hard to judge.
+CHUNK = 50
+AFFECTED = ("p95_ratio", "p99_ratio", "cost_per_million")
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -121,6 +134,42 @@ def clusters_again(
     }
     save(RESULTS, "verdict_errors_clusters_again", figures)
     print_clustered(found)
+
+
+@app.command()
+def decisions(
+    runs: Annotated[int, typer.Option(help="simulated runs")] = 1000,
+    comparisons: Annotated[int, typer.Option(help="simulated comparisons with a variant that has slow blocks")] = 1000,
+    seed: Annotated[int, typer.Option(help="seed")] = 1,
+) -> None:
+    """Simulate whole decisions by gate, and write figures to `benchmarks/results/verdict_errors_decisions.json`."""
+    fewer, shares = runs // 5, (0.0, 0.08, 0.15)
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        on_samples = [pool.submit(count_wrong_on_samples, CHUNK, seed + row) for row in range(runs // CHUNK)]
+        on_launches = [pool.submit(count_wrong_on_launches, CHUNK, seed + row) for row in range(runs // CHUNK)]
+        of_phases = [pool.submit(count_wrong_on_launches, CHUNK, seed + row, PHASES) for row in range(fewer // CHUNK)]
+        slow_blocks = [pool.submit(judge_slow_blocks, slow, comparisons, seed) for slow in shares]
+    wrong = _added(on_samples, runs) | _added(on_launches, runs)
+    slow = {name: found for name, found in _added(of_phases, fewer).items() if name in AFFECTED}
+    figures = {
+        "runs_on_samples": runs,
+        "runs_on_launches": runs,
+        "seed": seed,
+        "candidates": CANDIDATES,
+        "confidence": CONFIDENCE,
+        "wrong": wrong,
+        "runs_with_slow_blocks": fewer,
+        "wrong_with_slow_blocks": slow,
+        "comparisons": comparisons,
+        "slow_blocks": [future.result() for future in slow_blocks],
+    }
+    save(RESULTS, "verdict_errors_decisions", figures)
+
+
+def _added(futures: list[Future[dict[str, int]]], runs: int) -> dict[str, Any]:
+    """Return the shares of all runs, by gate."""
+    total = sum((Counter(future.result()) for future in futures), Counter())
+    return {name: share(total[name], runs) for name in futures[0].result()}
 
 
 def judge_cell(kind: int, n: int, ratio: float, seed: int, experiments: int) -> dict[str, Any]:

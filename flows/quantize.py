@@ -168,6 +168,7 @@ def judge_candidates(
         findings,
         baseline=baseline,
         baseline_bytes=model_bytes(run_inputs.source.onnx_path),
+        copies=run_inputs.evidence.copies,
         trials=trials,
         recovery=recovered.recovery,
         champion_before=champion,

@@ -19,7 +19,7 @@ from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.text_errors import Decoder
 from validators import errors
 from validators.errors import CandidateRefused, JobError, QuantgateError
-from validators.gates.catalog import GATES, LATER_GATES
+from validators.gates.catalog import GATES, LATER_GATES, Gate
 from validators.job import candidate_name as recipe
 from validators.job.job import Job, MetricName
 from validators.job.job_data import TextDecoding
@@ -44,6 +44,7 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 # Labels in words.
+_INTERVALS = {"clusters": "samples", "launches": "launches", "exact": "none: exact", "once": "none: measured once"}
 _KINDS: dict[LabelKind, str] = {
     "any": "none needed",
     "classes": "class indices",
@@ -113,12 +114,17 @@ def gate_page() -> str:
         field = Gates.model_fields[gate.key] if gate.key else None
         told = " ".join([gate.about, _line(field.description) if field else ""]).strip()
         default = f"`{_plain(field.default)}`" if field else "always on"
-        rows.append((f"`{gate.name}`", f"`gates.{gate.key}`" if gate.key else "", default, told))
+        again = "yes" if isinstance(gate, Gate) and gate.is_confirmed else "no"
+        key = f"`gates.{gate.key}`" if gate.key else ""
+        rows.append((f"`{gate.name}`", key, default, _INTERVALS[gate.units], again, told))
     lead = (
         "A variant is promoted if every gate that applies to it passes. `null` in a job turns a gate off; gates without a key "
-        "are always on. `gates.confidence` applies to every gate that rests on samples."
+        "are always on. `gates.confidence` applies to every gate with an interval, whose independent units the table names: "
+        "samples count as clusters where `data.groups` or copies join them. A confirmed gate judges the winner again, on "
+        "samples and measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
     )
-    return "\n".join(["# Gates", "", lead, "", *table(("verdict", "key", "default", "requirement"), rows), ""])
+    heads = ("verdict", "key", "default", "interval over", "confirmed", "requirement")
+    return "\n".join(["# Gates", "", lead, "", *table(heads, rows), ""])
 
 
 def name_page() -> str:

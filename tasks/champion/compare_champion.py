@@ -106,7 +106,7 @@ def compare_with_champion(
             return replace(best, verdicts=(*best.verdicts, verdict))
         figures = ChampionFigures(champion.version, champion.source_digest, holder.size_bytes, accuracy, latency)
         evidence = run_inputs.evidence
-        judged_data = JudgedData(run.job, baseline, 0, evidence.confirmation, {}, clusters=evidence.evaluation.clusters)
+        judged_data = JudgedData(run.job, baseline, 0, evidence.confirmation, {}, clusters=evidence.clusters)
         verdict = judge_beside(judged_data, best, figures, run_inputs.source.digest)
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     verdicts = (*best.verdicts, verdict)

@@ -107,8 +107,8 @@ def _with_winner(
     assert best.variant and best.accuracy
     # Rows of a function that returns one number are the outputs and labels themselves.
     with_rows = not run.job.metric_is_function or np.load(best.accuracy.scores_path, mmap_mode="r").shape[1] == 1
-    samples = run_inputs.evidence.evaluation
-    slices, has_clusters = add_samples(members, run_inputs.evidence.confirmation, samples.slices, samples.clusters)
+    evidence = run_inputs.evidence
+    slices, has_clusters = add_samples(members, evidence.confirmation, evidence.evaluation.slices, evidence.clusters)
     sizes = {point.batch_size for point in run.job.measurement.points}
     manifest = manifest_of(run_inputs, inventory, best.variant, best.saturation, sizes)
     return replace(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tasks.evidence.fetch_data import load_place
 from tasks.evidence.hugging_face import check_context
 from tasks.evidence.sequences import split_sequences
+from tasks.measure.continuations import prompt_rows
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.drops import check_value_gates
 from tasks.measure.metrics.metric import Metric
@@ -21,14 +22,15 @@ from tasks.run.user_functions import job_hooks, job_metric, job_step, keeps_nois
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
 from validators.errors import DataError, JobError, SourceError
 from validators.gates.accuracy import check_gates_can_be_met
-from validators.gates.clusters import number_clusters
+from validators.gates.agreement import check_agreement_can_be_met
+from validators.gates.verdict_rules import confidence_of_each
 from validators.graph.interfaces import check_judged
 from validators.job.job import Job
 from validators.job.units import check_bounds_have_units
 from validators.providers import CPU_PROVIDER
 from validators.records.latencies import NEW_TOKENS
 from validators.records.run import SessionSettings, Source
-from validators.samples.confirmation_split import confirmation_mask
+from validators.samples.confirmation_split import cluster_samples, confirmation_mask
 from validators.samples.datasets import Samples, TensorSpec, check_calibration_labels, check_evaluation
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
@@ -88,20 +90,32 @@ def _load(run: Run, source: Source) -> Evidence:
     job_step(job)
     _check_noise_gate(job, keeps_noise(metric, output))
     unit = 2 if labels.in_pairs else 1
-    confirmation = confirmation_mask(evaluation, job.confirmation.share, unit)
-    groups = {name: array[::unit] for name, array in evaluation.slices.items()}
-    clusters = None if evaluation.clusters is None else number_clusters(evaluation.clusters[::unit])
+    clusters, copies = cluster_samples(evaluation, unit)
+    confirmation = confirmation_mask(evaluation, job.confirmation.share, unit, clusters)
     check_gates_can_be_met(
         job.gates,
         job.confirmation,
         confirmation[::unit],
-        groups,
-        clusters=clusters,
+        {name: array[::unit] for name, array in evaluation.slices.items()},
+        clusters=None if clusters is None else clusters[::unit],
         is_right_or_wrong=metric.is_right_or_wrong,
     )
+    _check_prompts(job, confirmation, clusters)
     log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
+    if copies:
+        log.warning("%d evaluation samples are copies of others: gates count each with its copies once", copies)
     return Evidence(
-        feeds.samples, output, calibration, evaluation, traffic, batch_axis, confirmation, sample_bytes, others
+        inputs=feeds.samples,
+        output=output,
+        calibration=calibration,
+        evaluation=evaluation,
+        traffic=traffic,
+        batch_axis=batch_axis,
+        confirmation=confirmation,
+        sample_bytes=sample_bytes,
+        other_outputs=others,
+        clusters=clusters,
+        copies=copies,
     )
 
 
@@ -280,6 +294,18 @@ def _check_agreement_gate(job: Job) -> None:
             expected="a target that answers prompts, such as ort-genai, and at least one prompt",
             fix="remove `min_agreement`, or set `measurement.prompts`",
         )
+
+
+def _check_prompts(job: Job, confirmation: NDArray[np.bool_], clusters: NDArray[np.intp] | None) -> None:
+    """Check that the prompts that choose, and those that confirm, can meet the gate on agreement."""
+    parts = [("that choose", ~confirmation, job.gates.confidence)]
+    if job.confirmation.share:
+        each = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
+        parts.append(("that confirm", confirmation, each))
+    for purpose, windows, confidence in parts:
+        rows = prompt_rows(windows, clusters, job.measurement.prompts, job.seed)
+        of_prompts = () if clusters is None else tuple(clusters[rows].tolist())
+        check_agreement_can_be_met(job.gates, confidence, len(rows), of_prompts, purpose)
 
 
 def _check_noise_gate(job: Job, has_noise: bool) -> None:

@@ -34,13 +34,26 @@ class Continuations:
     tokens: tuple[tuple[int, ...], ...]
 
 
-def prompt_rows(confirmation: NDArray[np.bool_], count: int) -> NDArray[np.intp]:
-    """Return the rows of the first `count` evaluation windows, without those kept for confirmation: a gate reads the answers.
+def prompt_rows(
+    windows: NDArray[np.bool_], clusters: NDArray[np.intp] | None, count: int, seed: int
+) -> NDArray[np.intp]:
+    """Draw rows of at most `count` of the evaluation windows that `windows` marks, from as many clusters as there are.
 
-    >>> prompt_rows(np.array([True, False, False, True, False]), 2).tolist()
-    [1, 2]
+    `windows` and `clusters` have shape `(n,)`. Each cluster gives one window before any gives two: windows of one document
+    resemble each other, and neighbours in a file often are of one document.
+
+    >>> documents = np.array([0, 0, 0, 0, 1, 1, 2])
+    >>> documents[prompt_rows(np.ones(7, bool), documents, 3, seed=0)].tolist()
+    [0, 1, 2]
     """
-    return np.flatnonzero(~confirmation)[:count]
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero(windows))
+    if clusters is not None:
+        order = np.argsort(clusters[rows], kind="stable")
+        _, starts, sizes = np.unique(clusters[rows][order], return_index=True, return_counts=True)
+        turns = np.empty(len(rows), np.intp)
+        turns[order] = np.arange(len(rows)) - np.repeat(starts, sizes)
+        rows = rows[np.argsort(turns, kind="stable")]
+    return np.sort(rows[:count])
 
 
 def make_continuations(variant: Variant, prompts: NDArray[Any], new_tokens: int, _: Path) -> Continuations:
@@ -57,8 +70,10 @@ def make_continuations(variant: Variant, prompts: NDArray[Any], new_tokens: int,
     return Continuations(tuple(tuple(map(int, row)) for rows in found for row in rows))
 
 
-def agreement_of(baseline: Continuations, variant: Continuations) -> Agreement:
+def agreement_of(baseline: Continuations, variant: Continuations, clusters: tuple[int, ...] = ()) -> Agreement:
     """Return the share of each answer's tokens before the first that is not the baseline's.
+
+    `clusters` has the cluster of each prompt; it is empty where prompts are independent.
 
     >>> agreement_of(Continuations(((5, 6, 7, 8), (1, 2, 3, 4))), Continuations(((5, 6, 9, 8), (1, 2, 3, 4)))).shares
     (0.5, 1.0)
@@ -67,4 +82,4 @@ def agreement_of(baseline: Continuations, variant: Continuations) -> Agreement:
     # A column of differences at the end: an answer without one agrees to its end.
     differs = np.pad(ours != theirs, ((0, 0), (0, 1)), constant_values=True)
     new_tokens = ours.shape[1]
-    return Agreement(new_tokens, tuple(float(first) / new_tokens for first in differs.argmax(axis=1)))
+    return Agreement(new_tokens, tuple(float(first) / new_tokens for first in differs.argmax(axis=1)), clusters)

@@ -38,6 +38,7 @@ class Findings:
     calibration: CalibrationVerdict | None = None
     baseline: Accuracy | None = None
     baseline_bytes: int = 0
+    copies: int = 0
     trials: tuple[Trial, ...] = ()
     recovery: Recovery | None = None
     best: Trial | None = None
@@ -145,6 +146,12 @@ def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
         if trial.confirmed and trial.outcome != "passed"
     ]
     return "".join(f"; {line}" for line in told)
+
+
+def _tell_copies(copies: int) -> str:
+    """Return the number of evaluation samples that are copies, and how they count; empty without any."""
+    told = f"{copies} of the evaluation samples repeat others: gates count each with its copies once"
+    return told if copies else ""
 
 
 def _tell_calibration(calibration: CalibrationVerdict) -> str:
@@ -307,5 +314,6 @@ def _baseline(job: Job | None, findings: Findings, trials: tuple[Trial, ...]) ->
         latency_p95_ms=p95[len(p95) // 2] if p95 else None,
         size_bytes=findings.baseline_bytes,
         decoder=findings.source.decoder if findings.source else None,
-        warning=findings.baseline.warning or None,
+        warning="; ".join(filter(None, (findings.baseline.warning, _tell_copies(findings.copies)))) or None,
+        copies=findings.copies,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tasks.run.context import Run, log
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
+from tasks.trials.inspect_variant import agreement_with_baseline
 from tasks.trials.judge import judged_data_of, rank_passing
 from tasks.trials.judge_on_samples import JudgedData, confirmed_of
 from tasks.trials.make_candidate import refused
@@ -82,12 +83,17 @@ def _judge_again(
 ) -> Trial:
     """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target.
 
-    Its latency is measured only if its answers pass.
+    A decoder answers the kept prompts only if it passes on the kept samples, and is timed only if its answers pass, too.
     """
     job = run.job
     confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
     measured, answers = confirmed_of(judged_data, trial, confidence)
     again = judge_gates(measured, CONFIRMED, confirming=True)
+    if overall(again) == "passed" and job.gates.min_agreement is not None:
+        assert trial.variant
+        agreement, _ = agreement_with_baseline(run, run_inputs, inventory, trial.variant, confirmation=True)
+        measured = replace(measured, agreement=agreement)
+        again = judge_gates(measured, CONFIRMED, confirming=True)
     if overall(again) == "passed":
         half = halves.get(decode(trial.candidate).target)
         # As in the selection, float16 is not compared with itself.
@@ -107,6 +113,7 @@ def _judge_again(
         slices=answers.slices,
         latency=measured.latency,
         beside_fp16=measured.beside_fp16,
+        agreement=measured.agreement,
     )
     everything = (*trial.verdicts, *again)
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))

@@ -70,12 +70,12 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
 
 
 def agreement_with_baseline(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant
+    run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant, *, confirmation: bool = False
 ) -> tuple[Agreement | None, bool]:
     """Return how long a decoder's greedy answers equal the baseline's, and True if both were in the store.
 
-    The prompts are cut to the length of the first operating point. None where the target does not generate, or the job asks
-    for no prompts.
+    The prompts are windows that choose or, for the `confirmation`, windows kept for it, cut to the length of the first
+    operating point. None where the target does not generate, or the job asks for no prompts.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
@@ -83,7 +83,7 @@ def agreement_with_baseline(
     count, point, evidence = run.job.measurement.prompts, run.job.measurement.points[0], run_inputs.evidence
     if not count or not facts_of(decode(variant.candidate).target).generates:
         return None, True
-    rows = prompt_rows(evidence.confirmation, count)
+    rows = prompt_rows(evidence.confirmation == confirmation, evidence.clusters, count, run.job.seed)
     (prompts,) = request_of(evidence, point, rows).values()
     new_tokens = point.dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
 
@@ -95,4 +95,5 @@ def agreement_with_baseline(
 
     before, had_baseline = answers(baseline_variant(run, run_inputs, inventory))
     found, had_variant = answers(variant)
-    return agreement_of(before, found), had_baseline and had_variant
+    clusters = () if evidence.clusters is None else tuple(evidence.clusters[rows].tolist())
+    return agreement_of(before, found, clusters), had_baseline and had_variant

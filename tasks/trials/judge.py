@@ -35,8 +35,8 @@ def judged_data_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> Judge
     if not run.job.source_is_file:
         with connect(run.tracking_uri) as client:
             rolled_back = rolled_back_digests(client, place_of(run_inputs.source.name, run.job.target))
-    samples = evidence.evaluation
-    return JudgedData(run.job, baseline, size, evidence.confirmation, samples.slices, rolled_back, samples.clusters)
+    slices, clusters = evidence.evaluation.slices, evidence.clusters
+    return JudgedData(run.job, baseline, size, evidence.confirmation, slices, rolled_back, clusters)
 
 
 @step("judge candidates")

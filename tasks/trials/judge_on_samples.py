@@ -36,7 +36,7 @@ Mask = NDArray[np.bool_]
 class JudgedData:
     """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
-    `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
+    `confirmation`, each of the `slices` and `clusters` (the number of each sample's cluster, if there are any) have shape
     `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest. `kept_metric` stands for the job's metric
     where its rows are already there, and the code that made them is not.
     """

@@ -136,7 +136,8 @@ def _evaluated(
     assert trial.variant
     reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
     # Batches say nothing about samples of one group, which lie in several of them.
-    watch_of = partial(DropWatch, judged_data) if judged_data and judged_data.clusters is None else None
+    has_groups = run_inputs.evidence.evaluation.clusters is not None
+    watch_of = partial(DropWatch, judged_data) if judged_data and not has_groups else None
     accuracy, had_accuracy = measure_accuracy(
         run, run_inputs.evidence, inventory, trial.variant, reference, watch_of=watch_of
     )

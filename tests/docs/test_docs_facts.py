@@ -82,7 +82,6 @@ def gates_of_the_code() -> Iterator[str]:
         "Verdict",
         "bounded",
         "disturbed",
-        "_exact",
         "_verdict",
         "_judge_ratio",
         "_judge_launches",
@@ -137,6 +136,14 @@ def decisions() -> Iterator[str]:
     for truth, chosen in found["choice_among_20"].items():
         figures = (chosen["promoted on what chose"], chosen["promoted after confirmation"])
         yield " | ".join([f"| {truth}", *map(percent, figures)]) + " |"
+    for gate, wrong in result("verdict_errors_decisions")["wrong"].items():
+        yield f"| `{gate}` | {percent(wrong)} |"
+
+
+def slow_blocks() -> Iterator[str]:
+    for row in result("verdict_errors_decisions")["slow_blocks"]:
+        passed = [row[kept][gate] for gate in ("p95_ratio", "cost_per_million") for kept in ("last", "first")]
+        yield " | ".join([f"| {row['slow_blocks']:.0%}".replace("%", " %"), *map(percent, passed)]) + " |"
 
 
 def timings() -> Iterator[str]:
@@ -226,7 +233,7 @@ def first_contact() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
-        ("docs/how-the-gate-decides.md", [*decisions(), *timings()]),
+        ("docs/how-the-gate-decides.md", [*decisions(), *timings(), *slow_blocks()]),
         ("docs/how-calibration-is-judged.md", list(drifts())),
         ("docs/low-precision.md", [*speeds(), *fallbacks()]),
         ("docs/gpu.md", list(first_contact())),

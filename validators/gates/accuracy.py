@@ -78,7 +78,7 @@ def check_gates_can_be_met(
         kept: bool, shape `(n,)`; marks the evaluation samples reserved for confirmation.
         slices: by slice column the group of each sample, shape `(n,)`.
         is_right_or_wrong: the metric scores each sample as right or wrong.
-        clusters: integers, shape `(n,)`; the cluster of each sample, if the job names groups.
+        clusters: integers, shape `(n,)`; the cluster of each sample, of the job's groups or of copies, if there are any.
 
     Raises:
         JobError: no variant can meet a gate.
@@ -129,7 +129,7 @@ def _unmeetable(demand: _Demand, needed: float, total: int, *, by_split: bool) -
     many = "infinitely many" if math.isinf(needed) else f"at least {needed}"
     fixes = ["add evaluation samples" if demand.key == "max_drop" else "add samples of that group"]
     if demand.units == "clusters":
-        fixes[0] += " from other clusters (`data.groups`)"
+        fixes[0] += " of other `data.groups`, and no copies"
     counted = (
         f"{demand.n} clusters of equal weight of {demand.whose}"
         if demand.units == "clusters"

@@ -6,7 +6,7 @@ To add a gate, write a judge in a module of this package and add a row here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from validators.gates import accuracy, coverage, resource, sanity, slices
@@ -25,6 +25,9 @@ from validators.targets import is_on_gpu
 
 # Selects how the pages format a gate's values; they show no number for "yes or no".
 Unit = Literal["drop", "decibels", "ratio", "share", "milliseconds", "metric", "by method", "number", "yes or no"]
+# The independent units of a gate's interval: samples or their clusters, or launches. Figures that are "exact" are counted, and
+# the same each time. Those measured "once" have no interval, so that a candidate at the bound passes by chance.
+Units = Literal["clusters", "launches", "exact", "once"]
 PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
 
 
@@ -33,9 +36,9 @@ class AnswerFigures:
     """Figures of a candidate's answers on one set of samples, compared with the baseline's.
 
     `rows` counts rows of the metric; each row is one sample or one pair. `units` counts those rows, or their clusters if the
-    job names groups; `noise_units` counts samples, or their clusters; `counted` names the unit. `newly_bad` of `samples` have
-    NaN or Inf where the baseline's outputs are finite. `drop` is None for a metric without one. `bounds` is `value` with its
-    interval, if a gate of the job judges it.
+    job names groups or samples are copies; `noise_units` counts samples, or their clusters; `counted` names the unit.
+    `newly_bad` of `samples` have NaN or Inf where the baseline's outputs are finite. `drop` is None for a metric without one.
+    `bounds` is `value` with its interval, if a gate of the job judges it.
     """
 
     rows: int
@@ -78,12 +81,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class GateFacts:
-    """A gate's name, description (`about`), unit of its values, and key in the job's `gates`; without a key it is always on."""
+    """A gate's name, description (`about`), unit of its values, and key in the job's `gates`; without a key it is always on.
+
+    `units` says what its interval counts.
+    """
 
     name: str
     about: str
     unit: Unit
     key: str = ""
+    units: Units = field(kw_only=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +99,8 @@ class Gate(GateFacts):
 
     `is_required` says whether promotion demands this verdict. It reads only the job and the candidate name, so that a skipped
     measurement cannot pass. `evidence` is the artifact in the candidate's MLflow run that supports the verdict.
-    `is_confirmed` means that the winner is judged again, on samples and measurements not used for selection. `is_loss` means
+    `is_confirmed` means that the winner is judged again, on samples and measurements not used for selection, at a confidence
+    that corrects for the candidates that may be confirmed. Every gate with an interval is. `is_loss` means
     that keeping some layers in float may fix a failure. `from_samples` means that the verdict follows from samples that an
     evidence bundle keeps; the others follow from figures in its record.
     """
@@ -192,6 +200,7 @@ GATES: tuple[Gate, ...] = (
         "drop",
         "The metric loses at most this much against the baseline, by the upper bound of the loss.",
         "drop",
+        units="clusters",
         judge=_answered(_drop),
         key="max_drop",
         evidence=SCORES,
@@ -204,6 +213,7 @@ GATES: tuple[Gate, ...] = (
         "worst_slice",
         "The same in each group of each slice that the job names.",
         "drop",
+        units="clusters",
         judge=_answered(lambda answers, found: slices.judge_slices(answers.slices, found.job.gates)),
         key="max_slice_drop",
         evidence=SCORES,
@@ -216,6 +226,7 @@ GATES: tuple[Gate, ...] = (
         "metric_floor",
         "The metric itself is at least this, by its lower bound; for metrics of which higher values are better.",
         "metric",
+        units="clusters",
         judge=_metric("metric_floor"),
         key="min_metric",
         evidence=SCORES,
@@ -228,6 +239,7 @@ GATES: tuple[Gate, ...] = (
         "metric_ceiling",
         "The metric itself is at most this, by its upper bound; for metrics of which lower values are better.",
         "metric",
+        units="clusters",
         judge=_metric("metric_ceiling"),
         key="max_metric",
         evidence=SCORES,
@@ -240,6 +252,7 @@ GATES: tuple[Gate, ...] = (
         "sqnr",
         "The judged output keeps this ratio of signal to quantization noise, by the lower bound.",
         "decibels",
+        units="clusters",
         judge=_answered(_sqnr),
         key="min_sqnr_db",
         evidence=NOISE,
@@ -252,15 +265,18 @@ GATES: tuple[Gate, ...] = (
         "agreement",
         "A decoder's greedy answers equal the baseline's for this share of their length, on average, by the lower bound.",
         "share",
+        units="clusters",
         judge=lambda found: None if found.agreement is None else judge_agreement(found.agreement, found.job.gates),
         key="min_agreement",
         is_required=_is_set("min_agreement"),
+        is_confirmed=True,
         is_loss=True,
     ),
     Gate(
         "finite",
         "On no sample has the judged output NaN or Inf where the baseline's is finite.",
         "yes or no",
+        units="exact",
         judge=_answered(lambda answers, _: sanity.judge_finite(answers.newly_bad, answers.samples)),
         is_confirmed=True,
         from_samples=True,
@@ -269,12 +285,14 @@ GATES: tuple[Gate, ...] = (
         "same_outputs",
         "No output is missing, new, in another place, or has another dtype, number of axes, or size that values do not change.",
         "yes or no",
+        units="exact",
         judge=_sanity("same_outputs"),
     ),
     Gate(
         "not_constant",
         "Not every sample gets the same answer, unless the source gives every sample the same.",
         "yes or no",
+        units="exact",
         judge=_sanity("not_constant"),
         is_loss=True,
     ),
@@ -282,18 +300,21 @@ GATES: tuple[Gate, ...] = (
         "deterministic",
         "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
         "yes or no",
+        units="exact",
         judge=_sanity("deterministic"),
     ),
     Gate(
         "finite_outputs",
         "No output has NaN or Inf where the source's is finite.",
         "yes or no",
+        units="exact",
         judge=_sanity("finite_outputs"),
     ),
     Gate(
         "speedup",
         "The ratio of p50 latencies at the first operating point, by its lower bound.",
         "ratio",
+        units="launches",
         judge=_timed(lambda latency, found: resource.judge_speedup(latency, found.job.gates, found.job.target)),
         key="min_speedup",
         evidence=LATENCY,
@@ -305,6 +326,7 @@ GATES: tuple[Gate, ...] = (
         "speedup_fp16",
         "The same beside the float16 model on a GPU: INT8 that is slower than float16 is worth nothing there.",
         "ratio",
+        units="launches",
         judge=_beside_fp16,
         key="min_speedup_fp16",
         evidence=LATENCY.format(place=BESIDE_FP16),
@@ -316,6 +338,7 @@ GATES: tuple[Gate, ...] = (
         "p95_ratio",
         "The ratio of p95 latencies, variant over baseline, in the same launches, by its upper bound.",
         "ratio",
+        units="launches",
         judge=_tail("p95_ratio"),
         key="max_p95_ratio",
         evidence=LATENCY,
@@ -327,6 +350,7 @@ GATES: tuple[Gate, ...] = (
         "p95_ms",
         "The p95 latency in milliseconds, by its upper bound.",
         "milliseconds",
+        units="launches",
         judge=_tail("p95_ms"),
         key="max_p95_ms",
         evidence=LATENCY,
@@ -338,6 +362,7 @@ GATES: tuple[Gate, ...] = (
         "p99_ratio",
         "The ratio of p99 latencies, variant over baseline, in the same launches, by its upper bound.",
         "ratio",
+        units="launches",
         judge=_tail("p99_ratio"),
         key="max_p99_ratio",
         evidence=LATENCY,
@@ -349,6 +374,7 @@ GATES: tuple[Gate, ...] = (
         "p99_ms",
         "The p99 latency in milliseconds, by its upper bound.",
         "milliseconds",
+        units="launches",
         judge=_tail("p99_ms"),
         key="max_p99_ms",
         evidence=LATENCY,
@@ -360,6 +386,7 @@ GATES: tuple[Gate, ...] = (
         "coverage",
         "This share of multiply-accumulates ran in low-precision kernels: an INT8 file that runs float kernels fails.",
         "share",
+        units="exact",
         judge=lambda found: coverage.judge_coverage(found.candidate, found.coverage, found.job.gates),
         key="min_coverage",
         evidence=KERNELS,
@@ -369,6 +396,7 @@ GATES: tuple[Gate, ...] = (
         "time_coverage",
         "This share of kernel time was spent in low-precision kernels; inconclusive where the runtime reports no times.",
         "share",
+        units="once",
         judge=lambda found: coverage.judge_time_coverage(found.candidate, found.coverage, found.job.gates),
         key="min_time_coverage",
         evidence=KERNELS,
@@ -378,32 +406,38 @@ GATES: tuple[Gate, ...] = (
         "size_ratio",
         "Bytes on disk, as a share of the baseline's.",
         "ratio",
+        units="exact",
         judge=lambda found: resource.judge_size(found.variant, found.baseline_bytes, found.job.gates),
         key="max_size_ratio",
         is_required=_is_set("max_size_ratio"),
     ),
     Gate(
         "memory_ratio",
-        "Peak resident memory of the process while it answers, as a share of the baseline's.",
+        "Peak resident memory of the process while it answers, as a share of the baseline's, by its upper bound.",
         "ratio",
+        units="launches",
         judge=_timed(lambda latency, found: resource.judge_memory(latency, found.job.gates)),
         key="max_memory_ratio",
         evidence=LATENCY,
         is_required=_is_set("max_memory_ratio"),
+        is_confirmed=True,
     ),
     Gate(
         "load_ratio",
-        "Time to load the session, as a share of the baseline's.",
+        "Time to load the session, as a share of the baseline's, by its upper bound.",
         "ratio",
+        units="launches",
         judge=_timed(lambda latency, found: resource.judge_load(latency, found.job.gates)),
         key="max_load_ratio",
         evidence=LATENCY,
         is_required=_is_set("max_load_ratio"),
+        is_confirmed=True,
     ),
     Gate(
         "energy_ratio",
         "Energy per request that the device reports, as a share of the baseline's; inconclusive where none is reported.",
         "ratio",
+        units="launches",
         judge=_timed(lambda latency, found: resource.judge_energy(latency, found.job.gates)),
         key="max_energy_ratio",
         evidence=LATENCY,
@@ -414,6 +448,7 @@ GATES: tuple[Gate, ...] = (
         "cost_per_million",
         "Cost of a million requests at the price of the job, by its upper bound.",
         "number",
+        units="launches",
         judge=_timed(
             lambda latency, found: resource.judge_cost(latency, found.job.gates, found.job.measurement.price_per_hour)
         ),
@@ -426,6 +461,7 @@ GATES: tuple[Gate, ...] = (
         "compile_seconds",
         "Seconds that the compilation of the artifact took, with an empty cache.",
         "number",
+        units="once",
         judge=lambda found: resource.judge_compilation(found.variant, found.job.gates),
         key="max_compile_seconds",
         is_required=_is_set("max_compile_seconds"),
@@ -434,6 +470,7 @@ GATES: tuple[Gate, ...] = (
         "real_kernels",
         "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
         "yes or no",
+        units="exact",
         judge=lambda found: coverage.judge_simulation(found.variant),
         # `Approval` checks the proof itself, and a measured variant gets no verdict here.
         is_required=lambda _job, _candidate: False,
@@ -442,6 +479,7 @@ GATES: tuple[Gate, ...] = (
         "not_rolled_back",
         "Nobody rolled back the same artifact on this target.",
         "yes or no",
+        units="exact",
         judge=lambda found: judge_rolled_back(found.rolled_back),
     ),
 )
@@ -453,17 +491,20 @@ LATER_GATES: tuple[GateFacts, ...] = (
         f"{PREFIX_LOGGED}<metric>",
         "A bound on a metric that the job's own step logged; a metric that is missing or NaN is inconclusive.",
         "number",
+        units="once",
         key="logged",
     ),
     GateFacts(
         "beats_champion",
         "Of the same source, the winner is better than the champion by the objective; of another source, not clearly worse.",
         "by method",
+        units="clusters",
     ),
     GateFacts(
         "champion_device",
         "The champion was approved on the same class of device, or the user asked to replace it.",
         "yes or no",
+        units="exact",
     ),
 )
 

@@ -124,11 +124,17 @@ def judge_cost(latency: Latency, gates: Gates, price_per_hour: float | None) -> 
 
 
 def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
-    """Judge the peak resident memory of the process during inference, as a ratio to the baseline's."""
-    if gates.max_memory_ratio is None:
+    """Judge the peak resident memory of the process during inference, as a ratio to the baseline's; None without a bound.
+
+    Other processes do not disturb it, so a disturbed comparison is judged as far as it went.
+    """
+    bound, ratio = gates.max_memory_ratio, latency.memory_ratio
+    if bound is None:
         return None
-    ratio = latency.peak_memory_mb / latency.baseline_peak_memory_mb
-    return _exact("memory_ratio", ratio, gates.max_memory_ratio, "memory")
+    if ratio is not None and ratio.low is not None:
+        latency = replace(latency, disturbance="")
+    method = "paired launches, Student interval of log ratios"
+    return _judge_launches("memory_ratio", latency, ratio, bound, gates.confidence, method, "{:.3f}x".format)
 
 
 def judge_compilation(variant: Variant, gates: Gates) -> Verdict | None:
@@ -156,7 +162,15 @@ def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict |
         return None
     # A thousandth counts as nothing: names of nodes alone make the same weights a few hundred bytes larger.
     ratio = round(variant.size_bytes / baseline_bytes, 3)
-    return _exact("size_ratio", ratio, gates.max_size_ratio, "bytes")
+    passed = ratio <= gates.max_size_ratio
+    return Verdict(
+        gate="size_ratio",
+        outcome="pass" if passed else "fail",
+        value=ratio,
+        bound=gates.max_size_ratio,
+        direction="at_most",
+        reason="" if passed else f"{ratio:.2f} of the baseline's bytes",
+    )
 
 
 def disturbed(
@@ -172,16 +186,4 @@ def unmeasured(
     """Return an inconclusive verdict for a timing measurement that is missing, with the reason."""
     return Verdict(
         gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
-    )
-
-
-def _exact(gate: str, ratio: float, bound: float, what: str) -> Verdict:
-    passed = ratio <= bound
-    return Verdict(
-        gate=gate,
-        outcome="pass" if passed else "fail",
-        value=ratio,
-        bound=bound,
-        direction="at_most",
-        reason="" if passed else f"{ratio:.2f} of the baseline's {what}",
     )

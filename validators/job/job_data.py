@@ -87,7 +87,8 @@ class Data(Settings):
     groups: str | None = None
     """Name of the array or column of sample groups, such as patient, video or document: integers or text. Samples of one group
     resemble each other. So gates count groups (clusters) in place of samples, a group is never split between the samples that
-    choose and those that confirm, and no group may be in both calibration and evaluation data."""
+    choose and those that confirm, and no group may be in both calibration and evaluation data. Samples with equal inputs are
+    one group without being named; see docs/verdicts.md."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:

@@ -48,8 +48,8 @@ class Measurement(Settings):
     the data's size. All combinations with batch sizes and threads are measured; gates and objective use the first. For
     decoders, `new_tokens` counts the tokens that a request adds to its prompt; `[64, 1]` also measures the first one."""
     prompts: Annotated[int, Field(ge=0, le=10000)] = 32
-    """For targets of decoders: evaluation windows that are cut to prompts, and answered greedily by baseline and variant. 0
-    skips the comparison."""
+    """For targets of decoders: evaluation windows, drawn across `data.groups`, that are cut to prompts and answered greedily by
+    baseline and variant; for a gate on agreement a winner answers as many kept ones. 0 skips the comparison."""
     threads: ThreadCounts = (0,)
     """Threads inside an operator, one number or a list; 0 takes the cores that the process may use, by affinity and CPU quota.
     Variants are made and judged for the first."""

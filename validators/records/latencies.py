@@ -89,7 +89,8 @@ class Latency:
     bounds where `disturbance` says why the measurement is not to be judged by. A percentile that the count of samples
     cannot support is None.
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
-    `load_ratio` is load time of variant / baseline. `energy_mj` is energy a request in millijoules, of the GPU or else of the
+    `load_ratio` and `memory_ratio` are load time and `peak_memory_mb` of variant / baseline, by launches; another process does
+    not disturb the latter. `energy_mj` is energy a request in millijoules, of the GPU or else of the
     processor packages, where they tell: all that they spent meanwhile. `peak_gpu_memory_mb` is what the process held there.
     `energy_ratio` is energy a request of variant / baseline, by launches; None as well if the counter stood still in one.
     `request_ms` is the mean time for which a request occupies the session, with an interval over launches: of requests one at a
@@ -134,6 +135,7 @@ class Latency:
     baseline_request_ms: Estimate | None = None
     p95: Tail | None = None
     p99: Tail | None = None
+    memory_ratio: Estimate | None = None
 
 
 def cost_of_million(request_ms: Estimate, price_per_hour: float) -> Estimate:

@@ -204,11 +204,13 @@ class Sanity:
 class Agreement:
     """Greedy answers of `new_tokens` tokens beside the baseline's: of each prompt the share before the first other token.
 
-    `mean` is the mean share with a one-sided bound on either side, set when it is judged.
+    `clusters` has the number of each prompt's cluster; it is empty where prompts are independent. `mean` is the mean share with
+    a one-sided bound on either side, set when it is judged.
     """
 
     new_tokens: int
     shares: tuple[float, ...]
+    clusters: tuple[int, ...] = ()
     mean: Estimate | None = None
 
 

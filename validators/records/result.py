@@ -67,7 +67,10 @@ class BaselineResult(_Document):
     decoder: DecoderBytes | None = None
     """Bytes of the weights and of the cache; null unless the source is a decoder."""
     warning: str | None = None
-    """Why nothing can be concluded from the drops of variants: the baseline is at chance level; null otherwise."""
+    """Why little or nothing can be concluded from the drops of variants: the baseline is at chance level, or evaluation samples
+    are copies; null otherwise."""
+    copies: int = 0
+    """Evaluation samples (or pairs, or sequences) that repeat the inputs of others. Gates count each with its copies once."""
 
 
 class RefusalResult(_Document):

@@ -260,7 +260,8 @@ class Confirmed:
     """Results of a candidate on the confirmation samples: the metric on `n` rows, and a second latency measurement.
 
     `latency` is None if the candidate does not pass on these samples, since nothing depends on its speed then. `beside_fp16`
-    compares with the float16 model, as in `Trial`.
+    compares with the float16 model, as in `Trial`. `agreement` is that of a decoder's answers to kept prompts, if a gate is on
+    it.
     `confidence` is the one-sided confidence of each bound: higher than the gates', since several candidates may be confirmed.
     """
 
@@ -272,6 +273,7 @@ class Confirmed:
     slices: tuple[SliceDrop, ...]
     latency: Latency | None
     beside_fp16: Latency | None = None
+    agreement: Agreement | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ class Evidence:
 
     `batch_axis` is the fixed size of the inputs' axis 0, or None when it is dynamic. `confirmation`, shape `(rows,)`, marks the
     evaluation rows that are not used to choose a winner. `sample_bytes` is the size of one sample's inputs and judged output,
-    0 if unknown. `other_outputs` are the outputs that the metric reads beside `output`, in the order of the job.
+    0 if unknown. `other_outputs` are the outputs that the metric reads beside `output`, in the order of the job. `clusters`,
+    shape `(rows,)`, has the cluster of each evaluation row, of the job's groups and of copies; None if all are independent.
+    `copies` counts evaluation samples that repeat another's inputs.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -29,6 +31,8 @@ class Evidence:
     confirmation: NDArray[np.bool_]
     sample_bytes: int = 0
     other_outputs: tuple[TensorSpec, ...] = ()
+    clusters: NDArray[np.intp] | None = None
+    copies: int = 0
 
     @property
     def output_names(self) -> list[str]:

@@ -301,7 +301,12 @@ class _Verification:
             confidence = confidence_of_each(job.gates.confidence, job.confirmation.candidates)
             measured, _ = confirmed_of(data, trial, confidence)
             confirmed = trial.confirmed
-            measured = replace(measured, latency=confirmed.latency, beside_fp16=confirmed.beside_fp16)
+            measured = replace(
+                measured,
+                latency=confirmed.latency,
+                beside_fp16=confirmed.beside_fp16,
+                agreement=confirmed.agreement,
+            )
             self._add(judge_gates(measured, CONFIRMED, confirming=True))
         if trial.beside_champion:
             self._add((judge_beside(data, trial, trial.beside_champion, self.record.source.digest),))

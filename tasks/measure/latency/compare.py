@@ -54,7 +54,9 @@ def compare_latency(
 
     Raw samples go to `samples_path` (`.npz`): `baseline` and `variant` in milliseconds, `baseline_block` and `variant_block`
     with the block index of each sample, `launch` with the launch index of each block, `requests` with the length of a round,
-    and the machine's conditions per block. On a disturbed machine the latency names its `disturbance` and has no bounds.
+    and the machine's conditions per block. `baseline_again`, `baseline_again_block` and those of the variant hold the last
+    measurement of blocks that disagreed with the others; only the speedup reads these. On a disturbed machine the latency
+    names its `disturbance` and has no bounds.
 
     Raises:
         CandidateRefused: `invalid` if a session does not load or run, `unsupported` if another provider would run it.

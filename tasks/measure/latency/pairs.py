@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,11 +59,26 @@ class Pair:
 
 @dataclass(frozen=True)
 class Launch:
-    """The pairs of one kind from one launch; `disturbance` gives the reason if its figures cannot be trusted."""
+    """The pairs of one kind from one launch; `disturbance` gives the reason if its figures cannot be trusted.
+
+    `pairs` holds the last measurement of each pair, for medians of ratios. `replaced` holds, by index, the first undisturbed
+    measurement of each pair that disagreed with the others and was measured again.
+    """
 
     pairs: list[Pair]
     repeated: int
     disturbance: str
+    replaced: dict[int, Pair] = field(default_factory=dict)
+
+    @property
+    def first(self) -> list[Pair]:
+        """First undisturbed measurement of each pair, for percentiles, means and energy: repeats would hide slow phases."""
+        return [self.replaced.get(index, pair) for index, pair in enumerate(self.pairs)]
+
+    @property
+    def everything(self) -> list[Pair]:
+        """Every pair that a figure reads."""
+        return [*self.pairs, *self.replaced.values()]
 
 
 def measure_pair(
@@ -103,8 +118,10 @@ def measure_launch(
     `patience`, and at least `TRIES` times. Then the launch ends as disturbed: a busy machine does not slow both sides alike
     (2.4 instead of 1.6 was seen), so averaging cannot correct it. A pair that disagrees with the others is measured `TRIES`
     times at most; one that still disagrees counts, since then the processes differ, as the interval over launches shows.
+    Its first measurement is kept in `Launch.replaced`, since a model may have slow phases of its own.
     """
     pairs: list[Pair] = []
+    replaced: dict[int, Pair] = {}
     patience = patience or RunPatience(0.0)
     tries = [0] * measurement.blocks
 
@@ -121,7 +138,7 @@ def measure_launch(
                 return pair, reason
 
     def ended(reason: str) -> Launch:
-        return Launch(pairs, sum(tries) - len(pairs), reason)
+        return Launch(pairs, sum(tries) - len(pairs), reason, replaced)
 
     for index in range(measurement.blocks):
         pair, reason = attempt(index)
@@ -129,7 +146,11 @@ def measure_launch(
         if reason:
             return ended(f"{reason}, in {tries[index]} tries")
     for _ in range(TRIES - 1 if measurement.max_other_load is not None else 0):
-        for index in odd_pairs(pairs, earlier):
+        odd = odd_pairs(pairs, earlier)
+        if not odd:
+            break
+        for index in odd:
+            replaced.setdefault(index, pairs[index])
             pairs[index], reason = attempt(index)
             if reason:
                 return ended(f"{reason}, in {tries[index]} tries")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,7 +66,7 @@ class Block:
         """Time of all requests of the block."""
         return float(self.samples[-1] if self.kind == "throughput" else self.samples.sum())
 
-    @property
+    @cached_property
     def value_ms(self) -> float:
         """Figure by which the sides are compared: the median or, for throughput, the block's time per request.
 

@@ -23,7 +23,7 @@ def recount(latency: Latency, confidence: float) -> Latency:
     with np.load(latency.samples_path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     launch, base, variant = arrays["launch"], arrays["baseline"], arrays["variant"]
-    medians = [_medians(arrays[side], arrays[f"{side}_block"], len(launch)) for side in ("baseline", "variant")]
+    medians = [_medians(arrays, side, len(launch)) for side in ("baseline", "variant")]
     ratios = medians[0] / medians[1]
     by_launch = [ratios[launch == index].tolist() for index in range(int(launch.max()) + 1)]
     disturbed = bool(latency.disturbance)
@@ -51,9 +51,17 @@ def recount(latency: Latency, confidence: float) -> Latency:
     )
 
 
-def _medians(samples: np.ndarray, block: np.ndarray, count: int) -> np.ndarray:
+def _medians(arrays: dict[str, np.ndarray], side: str, count: int) -> np.ndarray:
+    """Return the median of each of `count` blocks; blocks that were measured again count with their last measurement."""
+    found = _by_block(arrays[side], arrays[f"{side}_block"])
+    if sorted(found) != list(range(count)):
+        raise ValueError(f"found blocks {sorted(found)[:5]}...; expected 0 to {count - 1}")
+    # Files of earlier versions have no blocks that were measured again.
+    again = _by_block(*(arrays.get(f"{side}_again{part}", np.zeros(0)) for part in ("", "_block")))
+    return np.array([again.get(index, found[index]) for index in range(count)])
+
+
+def _by_block(samples: np.ndarray, block: np.ndarray) -> dict[int, float]:
     if samples.ndim != 1 or samples.shape != block.shape or not (np.isfinite(samples) & (samples > 0)).all():
         raise ValueError("found times that are no positive numbers, one for each index of a block")
-    if sorted(set(block.tolist())) != list(range(count)):
-        raise ValueError(f"found blocks {sorted(set(block.tolist()))[:5]}...; expected 0 to {count - 1}")
-    return np.array([np.median(samples[block == index]) for index in range(count)])
+    return {int(index): float(np.median(samples[block == index])) for index in np.unique(block)}

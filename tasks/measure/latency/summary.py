@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.latency.disturbance import canary_ratio
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp
-from tasks.measure.latency.process import Kind
+from tasks.measure.latency.process import Block, Kind
 from tasks.measure.latency.ratio import Samples, central_ratio, percentile, ratio_estimate, tail_of
 from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Throughput
 from validators.records.measurements import Estimate
@@ -49,12 +49,17 @@ class Gathered:
         return next((reason for reason in found if reason), "")
 
     def pairs(self, kind: Kind = "latency") -> Iterator[Pair]:
-        """Yield every pair of a kind, launch after launch."""
+        """Yield the first undisturbed measurement of every pair of a kind, launch after launch."""
         for launch in self.launches.get(kind, []):
-            yield from launch.pairs
+            yield from launch.first
+
+    @property
+    def everything(self) -> list[Pair]:
+        """Every pair of every kind that a figure reads."""
+        return [pair for launches in self.launches.values() for launch in launches for pair in launch.everything]
 
     def ratios(self, kind: Kind = "latency") -> list[list[float]]:
-        """Return the ratio of every pair of a kind, one list per launch."""
+        """Return the ratio of every pair of a kind, of its last measurement, one list per launch."""
         return [[pair.ratio for pair in launch.pairs] for launch in self.launches.get(kind, [])]
 
     def samples(self, kind: Kind = "latency") -> tuple[Samples, Samples]:
@@ -94,7 +99,8 @@ def summarise(
         launches=len(gathered.launches["latency"]),
         load_peak_memory_mb=max(sides[1].load_peak_memory_mb),
         baseline_load_peak_memory_mb=max(sides[0].load_peak_memory_mb),
-        load_ratio=_load_ratio(gathered, confidence),
+        load_ratio=_over_launches(gathered, _launch_ratios(gathered, "load_ms"), confidence),
+        memory_ratio=_memory_ratio(gathered, confidence),
         throughput=_throughput(gathered, batch_size, confidence),
         end_to_end=_end_to_end(gathered, confidence),
         energy_mj=energy[1],
@@ -113,9 +119,18 @@ def summarise(
 
 
 def save(path: Path, gathered: Gathered) -> None:
-    """Write raw samples with their block indices, the length of a round, and the conditions during each block."""
+    """Write raw samples with their block indices, the length of a round, and the conditions during each block.
+
+    The last measurements of pairs that disagreed, which only the speedup reads, are written apart.
+    """
     pairs = list(gathered.pairs())
     launches = gathered.launches["latency"]
+    starts = np.cumsum([0, *(len(launch.pairs) for launch in launches)])
+    again = {
+        int(start) + index: launch.pairs[index]
+        for start, launch in zip(starts, launches, strict=False)
+        for index in launch.replaced
+    }
     arrays: dict[str, NDArray[Any]] = {
         "launch": np.repeat(np.arange(len(launches)), [len(launch.pairs) for launch in launches]),
         "requests": np.array(gathered.requests),
@@ -123,11 +138,20 @@ def save(path: Path, gathered: Gathered) -> None:
     for index, name in enumerate(SIDES):
         blocks = [pair.sides[index] for pair in pairs]
         conditions = [pair.conditions[index] for pair in pairs]
-        arrays[name] = np.concatenate([block.samples for block in blocks])
-        arrays[f"{name}_block"] = np.repeat(np.arange(len(blocks)), [len(block.samples) for block in blocks])
+        arrays[name], arrays[f"{name}_block"] = _joined(dict(enumerate(blocks)))
+        arrays[f"{name}_again"], arrays[f"{name}_again_block"] = _joined(
+            {place: pair.sides[index] for place, pair in again.items()}
+        )
         arrays[f"{name}_canary_ms"] = np.array([one.canary_ms for one in conditions])
         arrays[f"{name}_other_cores"] = np.array([one.other_cores + one.stolen_cores for one in conditions])
     np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
+
+
+def _joined(blocks: dict[int, Block]) -> tuple[Samples, NDArray[np.intp]]:
+    """Return the samples of blocks, and the index of the block of each; both have shape `(n,)`."""
+    samples = [block.samples for block in blocks.values()]
+    places = np.fromiter(blocks, np.intp, len(blocks))
+    return np.concatenate([np.zeros(0), *samples]), np.repeat(places, [len(one) for one in samples])
 
 
 def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) -> Estimate:
@@ -138,15 +162,27 @@ def _estimate(gathered: Gathered, ratios: list[list[float]], confidence: float) 
 def _tail(gathered: Gathered, quantile: float, confidence: float) -> Tail:
     launches = gathered.launches["latency"]
     baseline, variant = (
-        [np.concatenate([pair.sides[index].samples for pair in launch.pairs]) for launch in launches]
+        [np.concatenate([pair.sides[index].samples for pair in launch.first]) for launch in launches]
         for index in (0, 1)
     )
     return tail_of(baseline, variant, quantile, confidence, is_disturbed=bool(gathered.disturbance))
 
 
-def _load_ratio(gathered: Gathered, confidence: float) -> Estimate:
-    ratios = [[after / before] for before, after in zip(*(side.load_ms for side in gathered.sides), strict=True)]
-    return _estimate(gathered, ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
+def _launch_ratios(gathered: Gathered, figure: Literal["load_ms", "peak_memory_mb"]) -> list[list[float]]:
+    """Return variant over baseline of a figure of the processes, one list per launch."""
+    before, after = (getattr(side, figure) for side in gathered.sides)
+    return [[ours / theirs] for ours, theirs in zip(after, before, strict=True)]
+
+
+def _memory_ratio(gathered: Gathered, confidence: float) -> Estimate:
+    """Return variant over baseline of peak memory, which other processes do not disturb; one launch gives no interval."""
+    ratios = _launch_ratios(gathered, "peak_memory_mb")
+    return ratio_estimate(ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
+
+
+def _over_launches(gathered: Gathered, values: list[list[float]], confidence: float) -> Estimate:
+    """Return Student's interval over launches; one launch, or a disturbed comparison, gives none."""
+    return _estimate(gathered, values, confidence) if len(values) > 1 else Estimate(central_ratio(values))
 
 
 def _request_ms(gathered: Gathered, index: int, confidence: float) -> Estimate:
@@ -154,9 +190,9 @@ def _request_ms(gathered: Gathered, index: int, confidence: float) -> Estimate:
     launches = gathered.launches.get("throughput") or gathered.launches["latency"]
     times = []
     for launch in launches:
-        blocks = [pair.sides[index] for pair in launch.pairs]
+        blocks = [pair.sides[index] for pair in launch.first]
         times.append([sum(block.total_ms for block in blocks) / sum(len(block.samples) for block in blocks)])
-    return _estimate(gathered, times, confidence) if len(times) > 1 else Estimate(central_ratio(times))
+    return _over_launches(gathered, times, confidence)
 
 
 def _throughput(gathered: Gathered, batch_size: int, confidence: float) -> Throughput | None:
@@ -195,7 +231,7 @@ def _energy_mj(pairs: Iterable[Pair], index: int) -> float | None:
 def _energy_ratio(gathered: Gathered, confidence: float) -> Estimate | None:
     ratios = []
     for launch in gathered.launches["latency"]:
-        before, after = (_energy_mj(launch.pairs, index) for index in (0, 1))
+        before, after = (_energy_mj(launch.first, index) for index in (0, 1))
         # The counter of some devices moves in steps longer than a block.
         if not before or not after:
             return None
@@ -205,13 +241,13 @@ def _energy_ratio(gathered: Gathered, confidence: float) -> Estimate | None:
 
 def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:
     """Return the most GPU memory that a side's process held at the end of a block; None if the driver does not report it."""
-    pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
+    pairs = gathered.everything
     held = [pair.conditions[index].gpu_memory_mb for pair in pairs]
     return max((one for one in held if one is not None), default=None)
 
 
 def _conditions(gathered: Gathered) -> Conditions:
-    pairs = [pair for kind in gathered.launches for pair in gathered.pairs(kind)]
+    pairs = gathered.everything
     blocks = [conditions for pair in pairs for conditions in pair.conditions]
     clocks = [block.frequency_mhz for block in blocks if block.frequency_mhz is not None]
     throttled = [block.throttled for block in blocks if block.throttled is not None]

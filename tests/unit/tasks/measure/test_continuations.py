@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tasks.measure import continuations
-from tasks.measure.continuations import Continuations, agreement_of, make_continuations
+from tasks.measure.continuations import Continuations, agreement_of, make_continuations, prompt_rows
 from validators.records.run import SessionSettings, Variant
 
 
@@ -56,3 +56,17 @@ def test_prompts_are_answered_in_batches_and_in_order(monkeypatch: pytest.Monkey
     found = make_continuations(variant, np.arange(40).reshape(20, 2), 3, tmp_path)
     assert model.asked == [8, 8, 4]
     assert found.tokens == tuple((last + 1, last + 2, last + 3) for last in range(1, 40, 2))
+
+
+def test_prompts_are_drawn_across_documents() -> None:
+    """Of ten documents of eight windows each, 15 prompts: one window of each, and a second one of five."""
+    documents = np.repeat(np.arange(10), 8)
+    kept = np.tile([True, False], 40)
+    rows = prompt_rows(~kept, documents, 15, seed=3)
+    assert sorted(np.bincount(documents[rows]).tolist()) == [1] * 5 + [2] * 5
+    assert not kept[rows].any() and rows.tolist() == sorted(set(rows.tolist()))
+    again, other = (prompt_rows(~kept, documents, 15, seed=seed).tolist() for seed in (3, 4))
+    assert rows.tolist() == again != other
+    assert prompt_rows(kept, documents, 99, seed=3).tolist() == np.flatnonzero(kept).tolist()
+    free = prompt_rows(~kept, None, 15, seed=3)
+    assert len(free) == 15 and not kept[free].any() and free.max() > 40

@@ -176,7 +176,8 @@ def test_a_comparison_reports_what_its_raw_samples_say(tiny: Tiny, tmp_path: Pat
     assert latency.samples_path == tmp_path / "samples.npz"
     with np.load(latency.samples_path) as archive:
         raw = {name: archive[name] for name in archive.files}
-    by_block = {f"{side}_{what}" for side in ("baseline", "variant") for what in ("block", "canary_ms", "other_cores")}
+    figures = ("block", "canary_ms", "other_cores", "again", "again_block")
+    by_block = {f"{side}_{what}" for side in ("baseline", "variant") for what in figures}
     assert set(raw) == {"baseline", "variant", "launch", "requests"} | by_block
     assert raw["launch"].tolist() == [0, 0, 0, 1, 1, 1]
     pairs = QUICK.launches * QUICK.blocks

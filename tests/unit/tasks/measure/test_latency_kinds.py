@@ -18,7 +18,8 @@ from tasks.measure.latency.disturbance import BlockConditions
 from tasks.measure.latency.nvml import GpuState
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp
 from tasks.measure.latency.process import Block, Contestant, Worker, save_requests
-from tasks.measure.latency.summary import Gathered, LatencySide, summarise
+from tasks.measure.latency.recount import recount
+from tasks.measure.latency.summary import Gathered, LatencySide, save, summarise
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import Measurement
 from validators.records import run as records
@@ -92,6 +93,7 @@ def test_loading_memory_and_warm_up_by_hand() -> None:
     found = record(gathered(1.2, 1.3))
     assert (found.load_ms, found.baseline_load_ms, found.load_ratio) == (30.0, 15.0, Estimate(2.0, 2.0, 2.0))
     assert (found.peak_memory_mb, found.baseline_peak_memory_mb) == (36.0, 60.0)
+    assert found.memory_ratio == Estimate(0.6, 0.6, 0.6), "30 of 50 MB and 36 of 60 MB"
     assert (found.load_peak_memory_mb, found.baseline_load_peak_memory_mb) == (75.0, 110.0)
     assert found.conditions is not None
     assert found.conditions.warmup_seconds == (0.4, 0.2) and not found.conditions.warm
@@ -144,6 +146,26 @@ def test_time_per_request_by_hand() -> None:
     together = record(gathered(1.0, 4.0, throughput=[pair, pair]))
     assert (together.request_ms, together.baseline_request_ms) == (Estimate(2.0, 2.0, 2.0), Estimate(4.0, 4.0, 4.0))
     assert record(gathered(1.0)).request_ms == Estimate(2.0)
+
+
+def test_slow_phases_of_a_variant_stay_in_percentiles_means_and_energy(tmp_path: Path) -> None:
+    """In each launch one of three blocks took 5 ms in place of 2 ms, and 2 ms when measured again: a third of the time."""
+    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+    used = [replace(STILL, gpu=(state, replace(state, energy_j=10.0 + joules))) for joules in (0.2, 0.5)]
+    ordinary, slow = Block("latency", np.full(300, 2.0)), Block("latency", np.full(300, 5.0))
+    still = Pair(ordinary, ordinary, (used[0], used[0]))
+    first = Pair(ordinary, slow, (used[0], used[1]))
+    found = gathered(1.0, 1.0)
+    found.launches["latency"] = [Launch([still] * 3, 1, "", {1: first}) for _ in range(2)]
+    told = record(found)
+    assert told.speedup == Estimate(1.0, 1.0, 1.0)
+    assert told.p95 is not None and told.p95.ratio == Estimate(2.5, 2.5, 2.5)
+    assert (told.p95_ms, told.baseline_p95_ms, told.count) == (5.0, 2.0, 1800)
+    assert told.request_ms is not None and told.request_ms.value == pytest.approx(3.0)
+    assert told.energy_ratio is not None and told.energy_ratio.value == pytest.approx(1.5)
+    save(tmp_path / "samples.npz", found)
+    again = recount(replace(told, samples_path=tmp_path / "samples.npz"), 0.95)
+    assert (again.speedup, again.p95, again.p50_ms, again.count) == (told.speedup, told.p95, told.p50_ms, told.count)
 
 
 def test_memory_of_a_gpu_by_hand() -> None:

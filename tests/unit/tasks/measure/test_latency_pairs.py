@@ -132,6 +132,16 @@ def test_a_pair_at_odds_with_the_others_is_measured_again() -> None:
     assert [one.ratio for one in always.pairs] == pytest.approx([1.0, 1.5, 1.0, 1.0])
 
 
+def test_the_first_measurement_of_a_pair_at_odds_is_kept() -> None:
+    """The second pair disagrees twice; percentiles and means read its first measurement, the speedup its last."""
+    launch = run(QUIET, [pair(0.4), pair(0.5), pair(1.01)], QUIET, QUIET)
+    assert [one.ratio for one in launch.pairs] == pytest.approx([1.0, 1.01, 1.0, 1.0])
+    assert [one.ratio for one in launch.first] == pytest.approx([1.0, 0.4, 1.0, 1.0])
+    disturbed = pair(2.4, conditions=SLOWER)
+    after = run(QUIET, [disturbed, pair(0.4), pair(1.01)], QUIET, QUIET)
+    assert [one.ratio for one in after.first] == pytest.approx([1.0, 0.4, 1.0, 1.0]), "a disturbed one is never kept"
+
+
 def test_a_pair_that_is_disturbed_when_measured_again_is_not_counted() -> None:
     """At odds first, then disturbed, though its ratio looks right."""
     launch = run(QUIET, [pair(1.5), pair(1.0, conditions=SLOWER)], QUIET, QUIET)

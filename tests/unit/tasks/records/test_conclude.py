@@ -445,9 +445,16 @@ def test_the_baselines_latency_is_the_middle_of_those_measured_beside_candidates
         "size_bytes": 1000,
         "decoder": None,
         "warning": None,
+        "copies": 0,
     }
     unmeasured = document(conclude(make_job(), replace(FINDINGS, trials=(REFUSED,)), Clock()))
     assert unmeasured["baseline"]["latency_p50_ms"] is None
+
+
+def test_copies_among_the_samples_are_told() -> None:
+    written = document(conclude(make_job(), replace(FINDINGS, best=GOOD, copies=1200), Clock()))
+    assert written["baseline"]["copies"] == 1200
+    assert written["baseline"]["warning"].startswith("1200 of the evaluation samples repeat others")
 
 
 def test_the_chosen_candidate_is_shown_with_its_last_verdicts() -> None:

@@ -19,7 +19,7 @@ from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from validators.errors import CandidateRefused
 from validators.gates.approval import Approval, NotApproved
 from validators.gates.verdict_rules import confidence_of_each
-from validators.records.measurements import Accuracy, Estimate
+from validators.records.measurements import Accuracy, Agreement, Estimate
 from validators.records.run import Trial, Variant
 from validators.records.verdicts import SignOff, Verdict
 
@@ -126,6 +126,27 @@ def test_the_speed_beside_fp16_is_confirmed_too(
     done = rehearsal.confirm({FAST: good_until(0)}, beside_fp16=latency(Estimate(1.4, 1.35, 1.45)))
     found = {verdict.gate: verdict.outcome for verdict in done.trials[0].verdicts}
     assert found["confirmed_speedup_fp16"] == outcome and (done.winner is not None) == (outcome == "pass")
+
+
+def test_the_agreement_is_confirmed_on_kept_prompts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that answered the prompts that chose it as the baseline does, and not those kept; it is not timed again."""
+    answers = {FAST: Agreement(64, (0.5,) * 30 + (1.0,) * 70), SLOWER: Agreement(64, (1.0,) * 100)}
+    asked = []
+
+    def answered(run: Any, inputs: Any, inventory: Any, variant: Variant, *, confirmation: bool) -> Any:
+        asked.append((variant.candidate, confirmation))
+        return answers[variant.candidate], False
+
+    monkeypatch.setattr(confirm, "agreement_with_baseline", answered)
+    rehearsal = Rehearsal(bench, monkeypatch, {}, gates={"min_agreement": 0.9, "min_speedup": None})
+    done = rehearsal.confirm({FAST: good_until(0), SLOWER: good_until(0)})
+    assert done.winner is not None and done.winner.candidate == SLOWER
+    assert asked == [(FAST, True), (SLOWER, True)] and [name for name, _ in rehearsal.asked] == [SLOWER]
+    fast, slower = done.trials
+    against = [verdict for verdict in fast.verdicts if verdict.outcome != "pass"]
+    assert [verdict.gate for verdict in against] == ["confirmed_agreement"]
+    assert against[0].confidence == pytest.approx(1 - 0.05 / 3)
+    assert slower.confirmed is not None and slower.confirmed.agreement == answers[SLOWER]
 
 
 def test_no_more_candidates_are_tried_than_the_job_allows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

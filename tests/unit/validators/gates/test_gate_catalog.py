@@ -63,6 +63,7 @@ def measured(job: Job) -> Measured:
     timed = replace(
         latency(Estimate(1.5, 1.4, 1.6)),
         load_ratio=Estimate(1.0, 0.9, 1.1),
+        memory_ratio=Estimate(1.0, 0.9, 1.1),
         energy_mj=5.0,
         baseline_energy_mj=9.0,
         energy_ratio=Estimate(0.6, 0.5, 0.7),
@@ -198,6 +199,31 @@ def test_evidence_is_named_with_its_place() -> None:
 def test_names_are_unique_and_every_gate_has_words() -> None:
     names = [gate.name for gate in (*GATES, *catalog.LATER_GATES)]
     assert len(set(names)) == len(names) and all(gate.about.endswith(".") for gate in GATES)
+
+
+def test_each_row_states_how_its_verdict_accounts_for_chance() -> None:
+    """An interval over clusters or launches comes with a confirmation, which corrects for choosing; other gates have none."""
+    clusters = tuple(range(50)) * 2
+    found = measured(job_of())
+    assert found.answers is not None
+    slices = (SliceDrop("country", "ch", 900, NO_DROP, "m", clusters=300),)
+    answers = replace(found.answers, units=300, noise_units=300, counted="clusters", slices=slices)
+    found = replace(found, answers=answers, agreement=Agreement(64, (1.0,) * 99 + (0.5,), clusters))
+    verdicts = {verdict.gate: verdict for verdict in judge_gates(found, "b1")}
+    stricter = found.job.model_copy(update={"gates": found.job.gates.model_copy(update={"confidence": 0.99})})
+    confirmed = judge_gates(replace(found, job=stricter), "confirmation", confirming=True)
+    again = {verdict.gate: verdict for verdict in confirmed}
+    for gate in GATES:
+        if gate.name == "real_kernels":
+            continue
+        verdict = verdicts[gate.name]
+        if gate.units in ("exact", "once"):
+            assert (verdict.low, verdict.confidence) == (None, None), gate.name
+            continue
+        words = {"clusters": ("cluster",), "launches": ("launches", "pairs of blocks")}[gate.units]
+        assert any(word in verdict.counted for word in words), gate.name
+        assert verdict.low is not None and again[f"confirmed_{gate.name}"].confidence is not None, gate.name
+        assert (again[f"confirmed_{gate.name}"].confidence or 0) > (verdict.confidence or 1), gate.name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tasks.measure.latency.ratio import tail_of
 from validators.errors import JobError
 from validators.gates.accuracy import MetricGate, check_gates_can_be_met, judge_drop, judge_metric
-from validators.gates.agreement import estimate_agreement, judge_agreement
+from validators.gates.agreement import check_agreement_can_be_met, estimate_agreement, judge_agreement
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
@@ -563,3 +563,28 @@ def test_few_equal_answers_are_no_proof_of_agreement() -> None:
     """Of 8 prompts that agree to their end, more could differ than were drawn."""
     few, many = (judge_agreement(Agreement(64, (1.0,) * count), Gates(min_agreement=0.95)) for count in (8, 100))
     assert few is not None and few.outcome == "inconclusive" and many is not None and many.outcome == "pass"
+
+
+def test_prompts_of_few_documents_count_as_documents() -> None:
+    """128 prompts of 16 documents, of which 3 differ from the start on: enough for 70 % if independent, and too little so."""
+    documents = tuple(document for document in range(16) for _ in range(8))
+    shares = tuple(0.0 if document < 3 else 1.0 for document in documents)
+    gates = Gates(min_agreement=0.7)
+    alone, together = (judge_agreement(Agreement(64, shares, of), gates) for of in ((), documents))
+    assert alone is not None and (alone.outcome, alone.n, alone.counted) == ("pass", 128, "prompts")
+    assert together is not None and together.outcome == "inconclusive"
+    assert (together.n, together.counted) == (16, "clusters of prompts")
+    assert "measurement.prompts" not in together.reason
+    apart = judge_agreement(Agreement(64, shares, tuple(range(128))), gates)
+    assert apart == alone, "one prompt of each document"
+
+
+def test_a_bound_on_agreement_that_no_answers_meet_is_refused() -> None:
+    """Equal answers to 32 prompts show 92 % at 95 % confidence, and 88 % at 98.3 %."""
+    gates = Gates(min_agreement=0.9)
+    check_agreement_can_be_met(gates, 0.95, 32, (), "that choose")
+    with pytest.raises(JobError, match=r"32 prompts that confirm.*a lower bound of 0\.876"):
+        check_agreement_can_be_met(gates, 1 - 0.05 / 3, 32, (), "that confirm")
+    with pytest.raises(JobError, match=r"(?s)4 clusters of prompts that choose.*no lower bound.*groups"):
+        check_agreement_can_be_met(gates, 0.95, 64, tuple(range(4)) * 16, "that choose")
+    check_agreement_can_be_met(Gates(), 0.95, 0, (), "that choose")
