@@ -24,7 +24,7 @@ from validators.gates.verdict_rules import EVALUATION
 from validators.job.job import Job
 from validators.records.journal import RolledBack
 from validators.records.measurements import Accuracy, Estimate, SliceDrop
-from validators.records.run import ChampionFigures, Trial
+from validators.records.run import ChampionFigures, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import Arrays
 
@@ -36,8 +36,8 @@ class JudgedData:
     """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
     `confirmation`, each of the `slices` and `clusters` (the key of each sample's cluster, if the job names groups) have shape
-    `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest. `kept_metric` stands for the job's metric
-    where its rows are already there, and the code that made them is not.
+    `(samples,)`; `rolled_back` holds the marks of variants that were rolled back, by identity. `kept_metric` stands for the
+    job's metric where its rows are already there, and the code that made them is not.
     """
 
     job: Job
@@ -63,6 +63,10 @@ class JudgedData:
     def selection(self) -> Mask:
         """Mask of the samples that choose."""
         return ~self.confirmation
+
+    def mark_of(self, variant: Variant) -> RolledBack | None:
+        """Return the mark of an earlier rollback: of the variant or, if that is all that is known, of its artifact."""
+        return self.rolled_back.get(variant.identity) or self.rolled_back.get(variant.digest)
 
 
 @dataclass
@@ -139,7 +143,7 @@ def measured_of(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | 
         beside_fp16=trial.beside_fp16,
         sanity=trial.sanity,
         agreement=trial.agreement,
-        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
+        rolled_back=judged_data.mark_of(trial.variant),
     )
 
 
