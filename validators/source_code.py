@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import metadata
-from importlib.machinery import PathFinder
+from importlib.machinery import all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -24,7 +24,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _PARSING = Lock()
 _QUOTED = re.compile(r"""["'](\w+(?:\.\w+)+)["']""", re.ASCII)
 # A file's name with its suffix, in quotes.
-_FILE_NAME = re.compile(r"""["']([\w./][\w ./-]*\.\w+)["']""", re.ASCII)
+_FILE_NAME = re.compile(r"""["']([\w./][\w ./-]{0,200}\.\w{1,20})["']""", re.ASCII)
 
 
 class SourceTree:
@@ -148,7 +148,7 @@ def digest_user_code(module: str, files: Sequence[Path] = ()) -> str:
     installed = metadata.packages_distributions()
     own = set() if files else set(installed.get(module.partition(".")[0], ()))
     pending = [(file, "") for file in files] or list(_files_of(module))
-    sources, data, releases = set[Path](), set[Path](), set(own)
+    sources, data, releases, names = set[Path](), set[Path](), set(own), set[str]()
     while pending:
         file, package = pending.pop()
         if file in sources:
@@ -156,7 +156,9 @@ def digest_user_code(module: str, files: Sequence[Path] = ()) -> str:
         sources.add(file)
         text = file.read_text(encoding="utf-8", errors="replace") if file.suffix == ".py" else ""
         data |= {path for name in _FILE_NAME.findall(text) if (path := file.parent / name).is_file()}
-        for name in _imports_of(text, package):
+        new = _imports_of(text, package) - names
+        names |= new
+        for name in new:
             top = name.partition(".")[0]
             if _is_followed(top, own, installed):
                 pending += _files_of(name)
@@ -190,18 +192,21 @@ def _is_editable(distribution: str) -> bool:
 
 def _files_of(module: str) -> Iterator[tuple[Path, str]]:
     """Yield the files of a module and of the packages that it lies in, each with the package of its relative imports."""
-    parts = module.split(".")
-    folders: Sequence[str] | None = None
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        try:
-            spec = find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
-        except (ImportError, ValueError):  # loaded without a spec
-            return
-        if spec is None:
-            return
-        if spec.has_location and spec.origin and Path(spec.origin).is_file():
-            yield Path(spec.origin), spec.parent or ""
-        if spec.submodule_search_locations is None:
-            return
-        folders = list(spec.submodule_search_locations)
+    top, *inside = module.split(".")
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):  # loaded without a spec
+        return
+    if spec is None:
+        return
+    if spec.has_location and spec.origin and Path(spec.origin).is_file():
+        yield Path(spec.origin), spec.parent or ""
+    folders, package = [Path(folder) for folder in spec.submodule_search_locations or ()], top
+    for part in inside:
+        places = [folder / part for folder in folders]
+        files = (place.with_name(f"{part}{suffix}") for place in places for suffix in all_suffixes())
+        found = next((file for file in (*(place / "__init__.py" for place in places), *files) if file.is_file()), None)
+        is_package = found is None or found.name == "__init__.py"
+        if found:
+            yield found, f"{package}.{part}" if is_package else package
+        folders, package = [place for place in places if is_package and place.is_dir()], f"{package}.{part}"
