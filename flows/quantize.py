@@ -228,7 +228,7 @@ def challenge(
     findings = replace(findings, sign_off=said)
     if said is not None and said.decision == "rejected":
         return findings
-    required = required_gates(run.job, best.candidate) | champion_gates(best.variant.digest, champion)
+    required = required_gates(run.job, best.candidate) | champion_gates(best.variant.identity, champion)
     bundle = sealed(run, run_inputs, findings, record, promotes=True)
     approval = Approval(best, inventory.device_key, required, sign_off=said, evidence=bundle)
     champion = at_target(PROMOTION, run, run_inputs, inventory, approval, champion, record)

@@ -18,6 +18,7 @@
     │   ├── LockLost               another process may hold the lock by now
     │   └── Interrupted      130   Ctrl-C
     └── CandidateRefused       -   one candidate made no variant; recorded as a refusal, the run goes on
+        └── LibraryUnnamed         the champion needs a library of operators that the job does not name
 
 A run without a winner (exit code 3) and refused calibration data (4) are outcomes, not errors.
 
@@ -172,3 +173,7 @@ class CandidateRefused(QuantgateError):
         super().__init__(found=found, expected=expected, fix=fix)
         self.kind = kind
         self.log = log
+
+
+class LibraryUnnamed(CandidateRefused):
+    """The champion needs a library of custom operators that the job does not name, so it is not loaded."""

@@ -22,7 +22,7 @@ from tasks.run.context import Run, log
 from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
-from validators.records.run import Champion, device_class
+from validators.records.run import Champion, Variant, device_class
 from validators.records.verdicts import SignOff
 from validators.samples.run_inputs import RunInputs
 
@@ -70,11 +70,11 @@ def sign_off(run: Run, run_inputs: RunInputs, record: str, findings: Findings) -
     """
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
-    digest = best.variant.digest
-    if not run.job.approval.required or (champion is not None and champion.digest == digest):
+    variant = best.variant
+    if not run.job.approval.required or (champion is not None and champion.identity == variant.identity):
         return None
-    question = question_key(digest, champion)
-    said = _answer(question, digest, champion)
+    question = question_key(variant.identity, champion)
+    said = _answer(question, variant, champion)
     if said is None:
         _ask(run, run_inputs, record, findings, question)
         raise AssertionError("the flow run goes on without an answer")
@@ -82,16 +82,16 @@ def sign_off(run: Run, run_inputs: RunInputs, record: str, findings: Findings) -
     return said
 
 
-def question_key(digest: str, champion: Champion | None) -> str:
-    """Return the key that ties an answer to one artifact and the version that it would replace.
+def question_key(identity: str, champion: Champion | None) -> str:
+    """Return the key that ties an answer to one variant, by its identity, and the version that it would replace.
 
     >>> question_key("0123456789abcdef0123", None)
     '0123456789abcdef-after-none'
     """
-    return f"{digest[:16]}-after-{champion.version if champion else 'none'}"
+    return f"{identity[:16]}-after-{champion.version if champion else 'none'}"
 
 
-def _answer(question: str, digest: str, champion: Champion | None) -> SignOff | None:
+def _answer(question: str, variant: Variant, champion: Champion | None) -> SignOff | None:
     """Return the latest answer to this question that the server accepted, or None."""
     with get_client(sync_client=True) as client:
         found = client.filter_flow_run_input(UUID(flow_run.id), f"suspended-{question}-", _ANSWERS, set())
@@ -105,8 +105,9 @@ def _answer(question: str, digest: str, champion: Champion | None) -> SignOff | 
         by=said.who,
         comment=said.comment,
         at=f"{last.created:%Y-%m-%dT%H:%M:%SZ}",
-        digest=digest,
+        digest=variant.digest,
         replaces=champion.version if champion else None,
+        identity=variant.identity,
     )
 
 
@@ -114,7 +115,7 @@ def _question(run: Run, run_inputs: RunInputs, findings: Findings, result: Resul
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
     place = champion_place(run, run_inputs)
-    replaces = f"version {champion.version}, {champion.candidate}" if champion else "nothing: it would be the first"
+    replaces = str(champion) if champion else "nothing: it would be the first"
     assert findings.inventory is not None
     if champion and champion.device and device_class(champion.device) != device_class(findings.inventory.device_key):
         replaces += f", which was approved on another device: {device_class(champion.device)}"

@@ -18,19 +18,18 @@ from tasks.trials.judge_on_samples import JudgedData, judge_beside
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
-from validators.errors import CandidateRefused, InfrastructureError, VersionUnsound
-from validators.gates.champion import (
-    judge_absent_champion,
-    judge_broken_champion,
-    judge_champion_device,
-)
+from validators.errors import CandidateRefused, InfrastructureError, LibraryUnnamed, VersionUnsound
+from validators.gates.champion import judge_broken_champion, judge_champion_device, judge_unmeasured_champion
 from validators.gates.verdict_rules import overall
 from validators.processors import Processor
 from validators.providers import INDUCTOR, TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
+from validators.records.verdicts import Verdict
 from validators.samples.run_inputs import RunInputs
+
+_UNMEASURED = "to replace it unmeasured, remove its alias first"
 
 
 @step("look up champion")
@@ -40,7 +39,7 @@ def look_up_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
         return None
     with run.clock.work("look up champion"):
         champion = find_champion(run, run_inputs)
-    log.info("champion: %s", f"version {champion.version}, {champion.candidate}" if champion else "none yet")
+    log.info("champion: %s", champion or "none yet")
     return champion
 
 
@@ -49,12 +48,15 @@ def judge_device(
 ) -> Trial:
     """Return the best trial with the verdict on its device against the champion's.
 
-    The trial is unchanged if there is no champion, or if the champion is the same artifact.
+    The trial is unchanged if there is no champion, or if the champion is the same variant.
     """
     assert best.variant is not None
-    if champion is None or champion.digest == best.variant.digest:
+    if champion is None or champion.identity == best.variant.identity:
         return best
-    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=replace_device)
+    return _with_verdict(best, judge_champion_device(champion, here=inventory.device_key, replaces=replace_device))
+
+
+def _with_verdict(best: Trial, verdict: Verdict) -> Trial:
     verdicts = (*best.verdicts, verdict)
     return replace(best, verdicts=verdicts, outcome=overall(verdicts))
 
@@ -66,10 +68,10 @@ def _absent_engine(inventory: Inventory, champion: Champion) -> AbsentEngine | N
 
 
 def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
-    """Warn, before anything is measured, that the champion of another device will not be replaced."""
-    if champion is None or not champion.device:
+    """Warn, before anything is measured, that the champion of another device, or of none, will not be replaced."""
+    if champion is None:
         return
-    verdict = judge_champion_device(approved_on=champion.device, here=inventory.device_key, replaces=False)
+    verdict = judge_champion_device(champion, here=inventory.device_key, replaces=False)
     if verdict.outcome != "pass":
         log.warning("champion version %s stays whatever wins: %s", champion.version, verdict.reason)
 
@@ -80,15 +82,16 @@ def compare_with_champion(
 ) -> Trial:
     """Return the best trial with the verdict against the champion; unchanged if it is the champion or there is none.
 
-    Both run on this machine with the job's thread count, whatever the champion was approved with. A champion that no longer
-    loads or runs here loses, unless it runs in an engine of the class that is not installed here.
+    Both run on this machine with the job's thread count, whatever the champion was approved with. A champion whose files do not
+    load or run here loses. Without its engine, its libraries or its own files nobody knows: the gate stays open.
     """
     assert best.variant is not None and best.accuracy is not None
-    if champion is None or champion.digest == best.variant.digest:
+    if champion is None or champion.identity == best.variant.identity:
         return best
     if absent := _absent_engine(inventory, champion):
-        verdicts = (*best.verdicts, judge_absent_champion(absent))
-        return replace(best, verdicts=verdicts, outcome=overall(verdicts))
+        return _unmeasured(best, champion, f"it runs in an engine that is not here: {absent}")
+    if not champion.digest:
+        return _unmeasured(best, champion, _UNMEASURED)
     with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder, variant = contestants(run, champion, best.variant)
@@ -97,27 +100,36 @@ def compare_with_champion(
             reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
             accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, holder, reference)
             latency, _ = latency_of(run, run_inputs, inventory, holder, variant, run.job.measurement.points[0])
-        except (CandidateRefused, VersionUnsound) as error:
-            if isinstance(error, CandidateRefused) and error.kind == "infrastructure":
+        except (VersionUnsound, LibraryUnnamed) as error:
+            return _unmeasured(best, champion, f"{error.found}; {_UNMEASURED}")
+        except CandidateRefused as error:
+            if error.kind == "infrastructure":
                 # Continuing would promote without a comparison with the champion.
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
             verdict = judge_broken_champion(champion.version, error.found)
             log.warning("%s", verdict.reason)
-            return replace(best, verdicts=(*best.verdicts, verdict))
+            return _with_verdict(best, verdict)
         figures = ChampionFigures(champion.version, champion.source_digest, holder.size_bytes, accuracy, latency)
         evidence = run_inputs.evidence
         judged_data = JudgedData(run.job, baseline, 0, evidence.confirmation, {}, clusters=evidence.clusters)
         verdict = judge_beside(judged_data, best, figures, run_inputs.source.digest)
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
-    verdicts = (*best.verdicts, verdict)
-    return replace(best, verdicts=verdicts, outcome=overall(verdicts), beside_champion=figures)
+    return replace(_with_verdict(best, verdict), beside_champion=figures)
+
+
+def _unmeasured(best: Trial, champion: Champion, why: str) -> Trial:
+    verdict = judge_unmeasured_champion(champion, why)
+    log.warning("%s", verdict.reason)
+    return _with_verdict(best, verdict)
 
 
 def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:
     """Return the champion and the challenging variant, both with the job's thread count on this machine.
 
     Raises:
-        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name.
+        VersionUnsound: its files are not those that were registered, or there are none of quantgate's.
+        LibraryUnnamed: the champion needs a library of custom operators that the job does not name.
+        CandidateRefused: `unsupported`: the champion gives other answers on this processor, or none.
         InfrastructureError: the registry does not answer.
     """
     point = run.job.measurement.points[0]
@@ -128,8 +140,9 @@ def variant_of(run: Run, champion: Champion) -> Variant:
     """Return the champion as a variant, like one that this run made.
 
     Raises:
-        CandidateRefused: `unsupported`: the champion needs a library of custom operators that the job does not name, or gives
-            other answers on this processor, or none.
+        VersionUnsound: its files are not those that were registered, or there are none of quantgate's.
+        LibraryUnnamed: the champion needs a library of custom operators that the job does not name.
+        CandidateRefused: `unsupported`: the champion gives other answers on this processor, or none.
         InfrastructureError: the registry does not answer.
     """
     fetched = fetch_champion(run, champion)
@@ -166,13 +179,13 @@ def _libraries_of(run: Run, described: list[dict[str, str]]) -> Libraries:
     """Return the job's libraries that match a manifest's. Code is never loaded on the word of the registry alone.
 
     Raises:
-        CandidateRefused: `unsupported`: the job does not name one of the libraries, or names another build.
+        LibraryUnnamed: the job does not name one of the libraries, or names another build.
     """
     ours = {library.digest: library for library in run.libraries}
     for library in described:
         if library["sha256"] not in ours:
             name = library.get("file") or f"{library['distribution']} {library['version']}"
-            raise CandidateRefused(
+            raise LibraryUnnamed(
                 kind="unsupported",
                 found=f"operator library {name}, sha256 {library['sha256'][:12]}, which the job does not name",
                 expected="the libraries of the job's `operator_libraries`",

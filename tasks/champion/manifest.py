@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tasks.registry.champion_slot import TAG
+from tasks.registry.champion_slot import EVIDENCE_DIGEST, IDENTITY, TAG
 from tasks.run.context import Run
 from tasks.runtimes.decoder_session import PRESENT
 from tasks.runtimes.libraries import describe_library
@@ -94,7 +94,7 @@ def manifest_of(
         "candidate": variant.candidate,
         "source_digest": run_inputs.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
-        "session": {key: value for key, value in asdict(variant.session).items() if key != "libraries"},
+        "session": variant.session.described,
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
         "outputs": [value.name for value in _outputs(run_inputs.source.onnx_path)],
@@ -197,7 +197,11 @@ def lineage_of(
     if said := approval.sign_off:
         facts |= {"approved_by": said.by, "approved_at": said.at, "approval_comment": said.comment}
     facts |= {f"verdict.{verdict.gate}": _in_short(verdict) for verdict in approval.verdicts}
-    return {f"{TAG}{key}": value for key, value in facts.items()}
+    same = {
+        IDENTITY: approval.variant.identity,
+        EVIDENCE_DIGEST: digest_file(approval.evidence) if approval.evidence else "",
+    }
+    return {f"{TAG}{key}": value for key, value in facts.items()} | same
 
 
 def _in_short(verdict: Verdict) -> str:

@@ -105,6 +105,7 @@ def promote(
         variant.candidate,
         previous=before,
         device=inventory.device_key,
+        identity=variant.identity,
     )
 
 

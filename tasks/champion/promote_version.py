@@ -17,8 +17,9 @@ leaves (`tasks/champion/reconcile.py`).
 | the journal says `done` | nothing to mend | nothing |
 | the old alias is restored | journal of the phase that failed | marks it `interrupted` |
 
-An `interrupted` version is complete: the next promotion of the same variant, from the same source and with the same manifest,
-resumes it instead of registering another. A `failed` version differs from the judged artifact and is never resumed.
+An `interrupted` version is complete: the next promotion of the same variant, from the same source and with the same manifest
+and evidence, resumes it instead of registering another. Evidence names its run, so only a retry of that run resumes. A `failed`
+version differs from the judged artifact and is never resumed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from typing import TYPE_CHECKING, Any
 from tasks.champion.readback import check_artifact
 from tasks.champion.reconcile import reconcile, restore, write_phase
 from tasks.registry.champion_slot import (
+    EVIDENCE_DIGEST,
+    IDENTITY,
     MANIFEST_DIGEST,
     SOURCE_DIGEST,
     VARIANT_DIGEST,
     ChampionSlot,
+    identity_at,
     number_at,
     own_versions,
-    rolled_back_digests,
+    rolled_back_variants,
     version_at,
 )
 from tasks.registry.mlflow_registry import quiet_mlflow, registry_call, sent_once
@@ -63,7 +67,7 @@ if TYPE_CHECKING:
 # Enough for the promotion of a model of several GB, which is read back once and loaded twice.
 LOCK_WAIT_SECONDS = 900.0
 # Tags that identify a registered version with the one that would be registered now.
-SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST)
+SAME = (VARIANT_DIGEST, SOURCE_DIGEST, MANIFEST_DIGEST, EVIDENCE_DIGEST)
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,11 @@ def promote_version(
     with locks.hold(place.lock, wait_seconds=LOCK_WAIT_SECONDS) as held:
         reconcile(client, place)
         present = version_at(client, place, place.alias)
-        if present is not None and present.tags.get(VARIANT_DIGEST) == offer.tags[VARIANT_DIGEST]:
+        if present is not None and identity_at(place, present) == offer.tags[IDENTITY]:
             return str(present.version)
         check_unmoved(client, place, judged_against)
-        if offer.tags[VARIANT_DIGEST] in rolled_back_digests(client, place):
+        # A mark whose version has no readable manifest is about every variant of its artifact.
+        if rolled_back_variants(client, place).keys() & {offer.tags[IDENTITY], offer.tags[VARIANT_DIGEST]}:
             raise InfrastructureError(
                 found=f"the variant was rolled back from {place.target} while it was being judged",
                 expected="a variant that was not rolled back",

@@ -9,7 +9,7 @@ from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
 from tasks.champion.readback import check_artifact, load_version
 from tasks.champion.reconcile import reconcile, restore
 from tasks.measure.inventory import take_inventory, this_processor
-from tasks.registry.champion_slot import DEVICE, TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
+from tasks.registry.champion_slot import DEVICE, TAG, ChampionSlot, find_place, identity_at, number_at, own_versions
 from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
 from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
@@ -58,7 +58,7 @@ def roll_back(
     """Roll the champion of a model back to version `to`, or to the one before it; 0 deletes the alias.
 
     `model` names the source or the model that holds its variants. If the goal is an older version, the version that is left
-    gets a mark with time, reason and goal, and no variant with its digest is promoted on this target again. The version that
+    gets a mark with time, reason and goal, and no variant with its identity is promoted on this target again. The version that
     becomes the champion loses such a mark.
 
     `leaving` is the version that the decision is about. It is compared with the champion under the promotion lock, so that a
@@ -207,7 +207,9 @@ def _move(
 
 
 def _clear_marks(client: MlflowClient, place: ChampionSlot, versions: dict[str, Any], champion: Any) -> None:
-    """Remove the rollback marks from all versions with the new champion's digest."""
-    for number, version in versions.items():
-        if version.tags.get(VARIANT_DIGEST) == champion.tags[VARIANT_DIGEST] and ROLLED_BACK in version.tags:
+    """Remove the rollback marks from all versions with the new champion's variant."""
+    marked = {number: version for number, version in versions.items() if ROLLED_BACK in version.tags}
+    identity = identity_at(place, champion) if marked else ""
+    for number, version in marked.items():
+        if identity_at(place, version) == identity:
             registry_call(client.delete_model_version_tag, place.name, number, ROLLED_BACK)

@@ -85,13 +85,21 @@ def seal_evidence(
         if best is not None and baseline is not None and best.variant and best.accuracy:
             record = _with_winner(run, run_inputs, inventory, members, record, baseline, best)
         content = sealed_members(members, record, signer)
+        # A retry of the run gets the bundle of the first attempt, so that promotion resumes a version that has it.
         # The statement names every other member with its digest.
-        key = (digest_text(content[STATEMENT].decode("ascii")),)
+        stated = sealed_members(members, _of_any_attempt(record), None)[STATEMENT].decode("ascii")
+        key = (digest_text(stated), signer.public if signer else "")
         path, _ = run.store.make(Product("evidence", key, Path, partial(write_archive, content)))
         with connect(run.tracking_uri) as client:
             registry_call(client.log_artifact, mlflow_run_id, str(path), str(Path(EVIDENCE).parent))
     log.info("evidence: %d members, %s", len(content), "signed" if signer else "unsigned")
     return path
+
+
+def _of_any_attempt(record: EvidenceRecord) -> EvidenceRecord:
+    """Return the record without what differs between the attempts of one run: its end, the load, and what was in the store."""
+    trial = replace(record.trial, cached=False, seconds=0.0) if record.trial else None
+    return replace(record, finished_at="", inventory=replace(record.inventory, load_average=0.0), trial=trial)
 
 
 def _with_winner(
@@ -134,7 +142,7 @@ def _decision(
 ) -> PromotionDecision:
     """Return the decision; a champion that is the same artifact stays, and nothing is promoted."""
     place, variant = place_of(run_inputs.source.name, run.job.target), best.variant if best else None
-    stays = champion is not None and variant is not None and not champion_gates(variant.digest, champion)
+    stays = champion is not None and variant is not None and not champion_gates(variant.identity, champion)
     replaces = None if champion is None or stays else champion.version
     return PromotionDecision(promotes and not stays, place.name, place.target, replaces, sign_off)
 

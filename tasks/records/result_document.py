@@ -104,7 +104,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
         assert findings.champion_before is not None
         return "no_variant", (
             f"{best.candidate} passes every gate, but the present champion stays "
-            f"(version {findings.champion_before.version}, {findings.champion_before.candidate}): {verdict.reason}"
+            f"({findings.champion_before}): {verdict.reason}"
         )
     gain = _tell_gain(job, findings, best)
     if findings.sign_off and findings.sign_off.decision == "rejected":

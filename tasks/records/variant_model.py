@@ -44,7 +44,8 @@ def record_model(
     """
     assert trial.variant is not None
     run: Any = registry_call(client.get_run, run_id)
-    version = f"{champion.name}/{champion.version}" if champion and champion.digest == trial.variant.digest else ""
+    is_champion = champion is not None and champion.identity == trial.variant.identity
+    version = f"{champion.name}/{champion.version}" if champion and is_champion else ""
     model_id = (_uploaded(client, champion) if version and champion else None) or _created(client, run, trial.candidate)
     candidate = decode(trial.candidate)
     facts = {"target": candidate.target, "precision": candidate.precision} | dict(params)

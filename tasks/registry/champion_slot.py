@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry.mlflow_registry import pages, registry_call
 from tasks.serving.promoted import FormerChampion
 from validators.errors import JobError
 from validators.records.journal import RolledBack, read_journal, read_rolled_back, was_champion
-from validators.records.run import Champion
+from validators.records.run import Champion, SessionSettings, identity_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 TAG = "quantgate."
 VARIANT_DIGEST, SOURCE_DIGEST = f"{TAG}variant_digest", f"{TAG}source_digest"
+IDENTITY, EVIDENCE_DIGEST = f"{TAG}identity", f"{TAG}evidence_digest"
 TARGET, DEVICE, MANIFEST_DIGEST = f"{TAG}target", f"{TAG}device", f"{TAG}manifest_digest"
 
 
@@ -122,14 +126,39 @@ def find_place(client: MlflowClient, model: str, target: str) -> ChampionSlot:
     return places[0]
 
 
-def rolled_back_digests(client: MlflowClient, place: ChampionSlot) -> dict[str, RolledBack]:
-    """Return the digests of the variants that were rolled back on the target, each with its mark.
+def identity_at(place: ChampionSlot, version: Any) -> str:
+    """Return the identity of a version's variant (`Variant.identity`); empty for a version that quantgate did not register.
+
+    Versions of earlier releases have no such tag: their manifest has the session settings. If it cannot be read, the identity
+    is the digest of the artifact alone.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    marks = ((one.tags[VARIANT_DIGEST], read_rolled_back(one.tags)) for one in own_versions(client, place).values())
-    return {digest: mark for digest, mark in marks if mark is not None}
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    digest = str(version.tags.get(VARIANT_DIGEST, ""))
+    if not digest or IDENTITY in version.tags:
+        return str(version.tags.get(IDENTITY, "")) if digest else ""
+    uri = f"{place.uri(str(version.version))}/artifacts/manifest.json"
+    try:
+        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
+            manifest = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=folder))
+            session = json.loads(manifest.read_text(encoding="utf-8"))["session"]
+        return identity_of(digest, SessionSettings(**session))
+    except (MlflowException, OSError, ValueError, LookupError, TypeError):
+        return digest
+
+
+def rolled_back_variants(client: MlflowClient, place: ChampionSlot) -> dict[str, RolledBack]:
+    """Return the identities of the variants that were rolled back on the target, each with its mark.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    marks = ((one, read_rolled_back(one.tags)) for one in own_versions(client, place).values())
+    return {identity_at(place, version): mark for version, mark in marks if mark is not None}
 
 
 def former_champions(client: MlflowClient, place: ChampionSlot) -> tuple[FormerChampion, ...]:
@@ -170,4 +199,5 @@ def champion_at(client: MlflowClient, place: ChampionSlot) -> Champion | None:
         candidate=tags.get(f"{TAG}candidate", ""),
         previous=str(version.version),
         device=tags.get(DEVICE, ""),
+        identity=identity_at(place, version),
     )

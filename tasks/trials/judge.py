@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from tasks.ptq.graph.edits import model_bytes
-from tasks.registry.champion_slot import place_of, rolled_back_digests
+from tasks.registry.champion_slot import place_of, rolled_back_variants
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -34,7 +34,7 @@ def judged_data_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> Judge
     rolled_back: dict[str, RolledBack] = {}
     if not run.job.source_is_file:
         with connect(run.tracking_uri) as client:
-            rolled_back = rolled_back_digests(client, place_of(run_inputs.source.name, run.job.target))
+            rolled_back = rolled_back_variants(client, place_of(run_inputs.source.name, run.job.target))
     slices, clusters = evidence.evaluation.slices, evidence.clusters
     return JudgedData(run.job, baseline, size, evidence.confirmation, slices, rolled_back, clusters)
 

@@ -25,7 +25,7 @@ from validators.job.job import Job
 from validators.plain_text import figure
 from validators.records.journal import RolledBack
 from validators.records.measurements import Accuracy, Estimate, SliceDrop
-from validators.records.run import ChampionFigures, Trial
+from validators.records.run import ChampionFigures, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import Arrays
 
@@ -37,8 +37,8 @@ class JudgedData:
     """Data that trials are judged on: the job's gates, the baseline, and the mask of samples kept for confirmation.
 
     `confirmation`, each of the `slices` and `clusters` (the number of each sample's cluster, if there are any) have shape
-    `(samples,)`; `rolled_back` holds the variants that were rolled back, by digest. `kept_metric` stands for the job's metric
-    where its rows are already there, and the code that made them is not.
+    `(samples,)`; `rolled_back` holds the marks of variants that were rolled back, by identity. `kept_metric` stands for the
+    job's metric where its rows are already there, and the code that made them is not.
     """
 
     job: Job
@@ -64,6 +64,10 @@ class JudgedData:
     def selection(self) -> Mask:
         """Mask of the samples that choose."""
         return ~self.confirmation
+
+    def mark_of(self, variant: Variant) -> RolledBack | None:
+        """Return the mark of an earlier rollback: of the variant or, if that is all that is known, of its artifact."""
+        return self.rolled_back.get(variant.identity) or self.rolled_back.get(variant.digest)
 
 
 @dataclass
@@ -140,7 +144,7 @@ def measured_of(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | 
         beside_fp16=trial.beside_fp16,
         sanity=trial.sanity,
         agreement=trial.agreement,
-        rolled_back=judged_data.rolled_back.get(trial.variant.digest),
+        rolled_back=judged_data.mark_of(trial.variant),
     )
 
 

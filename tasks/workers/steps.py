@@ -89,7 +89,7 @@ def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
 
 def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | None) -> bool:
     assert best.variant is not None
-    return champion is not None and champion.digest != best.variant.digest
+    return champion is not None and champion.identity != best.variant.identity
 
 
 _TRIALS = tuple[Trial, ...]

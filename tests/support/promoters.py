@@ -46,7 +46,7 @@ WRITES = (
 # What a promotion came to, by how its process ended.
 ENDS = {0: "promoted", 10: "ChampionMoved", 11: "VersionUnsound", 12: "InfrastructureError", -9: "killed"}
 # Writes of a promotion: model, version, description, verified, staging, moving, alias, staging, done.
-LAST = 9
+LAST, ALIAS_WRITE = 9, 7
 BATCH = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
 Fault = Callable[[Path], None]
 
@@ -60,8 +60,8 @@ class Packed:
     tags: dict[str, str]
 
 
-def pack(folder: Path, factor: float) -> Packed:
-    """Save the variant of a factor."""
+def pack(folder: Path, factor: float, *, threads: int = 1, evidence: str = "of one run") -> Packed:
+    """Save the variant of a factor; its file is the same for any number of threads of its session."""
     import mlflow
     from mlflow.models import infer_signature
 
@@ -69,8 +69,10 @@ def pack(folder: Path, factor: float) -> Packed:
     from tasks.champion.promote import CONSUMER
     from tasks.measure.inventory import take_inventory
     from validators.digests import digest_file
+    from validators.records.run import SessionSettings, identity_of
 
-    described = folder / f"variant-{factor}"
+    name = f"{factor}" if threads == 1 else f"{factor}-{threads}"
+    described = folder / f"variant-{name}"
     model = described / "variant" / "model.onnx"
     model.parent.mkdir(parents=True)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy")
@@ -78,13 +80,13 @@ def pack(folder: Path, factor: float) -> Packed:
     graph = helper.make_graph([helper.make_node("Mul", ["x", "k"], ["y"])], "times", [x], [y], [constant])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), model)
     digest = digest_file(model)
-    session = {"provider": "CPUExecutionProvider", "threads": 1, "optimization": "all", "entries": {}}
-    manifest = {"files": {"model.onnx": digest}, "session": session, "libraries": [], "plugin": None}
+    session = SessionSettings("CPUExecutionProvider", threads)
+    manifest = {"files": {"model.onnx": digest}, "session": session.described, "libraries": [], "plugin": None}
     manifest |= {"inputs": {"x": "float32"}, "runtime_version": onnxruntime.__version__}
     manifest |= {"hardware": hardware_of(take_inventory("ort-cpu"))}
     written = described / "manifest.json"
     written.write_text(json.dumps(manifest))
-    path = folder / f"model-{factor}"
+    path = folder / f"model-{name}"
     mlflow.pyfunc.save_model(
         path,
         python_model=str(CONSUMER),
@@ -93,6 +95,7 @@ def pack(folder: Path, factor: float) -> Packed:
         pip_requirements=["numpy"],
     )
     tags = {"variant_digest": digest, "source_digest": "s", "target": TARGET, "manifest_digest": digest_file(written)}
+    tags |= {"identity": identity_of(digest, session), "evidence_digest": evidence}
     return Packed(factor, path, {f"quantgate.{key}": value for key, value in tags.items()})
 
 

@@ -11,10 +11,11 @@ import sqlite3
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from promoters import TARGET, Packed, ended, fork, kill, left, move, plant, prepare, promote, refuse
+from promoters import ALIAS_WRITE, TARGET, Packed, ended, fork, kill, left, move, pack, plant, prepare, promote, refuse
 
 from tasks.run.settings import prepare_environment
 
@@ -114,12 +115,39 @@ def faults(folder: Path, packed: list[Packed]) -> None:
     told(folder, "past one that is damaged", back)
 
 
+def twins(folder: Path, packed: list[Packed], twin: Packed) -> None:
+    """The file of version 3 with another number of threads."""
+    shutil.copy(folder / "before.db", folder / "mlflow.db")
+    told(folder, "the champion again", lambda: promote(folder, packed[2], "3"))
+    told(folder, "its twin", lambda: promote(folder, twin, "3"))
+    told(folder, "back from the twin", back)
+    told(folder, "the twin again", lambda: promote(folder, twin, "3"))
+    told(folder, "back from the file's other version", back)
+    told(folder, "forward to the twin", lambda: back(4))
+
+
+def other_evidence(folder: Path, packed: list[Packed]) -> None:
+    """A promotion that was killed before it moved the alias, and then another run's of the same variant."""
+    shutil.copy(folder / "before.db", folder / "mlflow.db")
+
+    def attempt() -> Any:
+        plant(ALIAS_WRITE, kill, folder)
+        return promote(folder, packed[3], "3")
+
+    told(folder, "killed", attempt)
+    tags = packed[3].tags | {"quantgate.evidence_digest": "of another run"}
+    told(folder, "with other evidence", lambda: promote(folder, replace(packed[3], tags=tags), "3"))
+
+
 def main(folder: Path) -> None:
     """All of it."""
     packed = prepare(folder)
+    twin = pack(folder, packed[2].factor, threads=2)
     told(folder, "start", lambda: promote(folder, packed[2], "2"))
     shutil.copy(folder / "mlflow.db", folder / "before.db")
     story(folder, packed)
+    twins(folder, packed, twin)
+    other_evidence(folder, packed)
     faults(folder, packed)
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from driving import TESTS, environment
-from promoters import LAST, left
+from promoters import ALIAS_WRITE, LAST, left
 from stack import Stack
 
 CHAMPION = "champion-ort-cpu"
-ALIAS_WRITE = 7
 AT_REST = {"done", "interrupted", "failed"}
 
 pytestmark = pytest.mark.slow

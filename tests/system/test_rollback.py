@@ -63,6 +63,34 @@ def test_the_champion_goes_where_it_should_and_marks_what_it_leaves(steps: dict[
 
 
 @pytest.mark.slow
+def test_twins_of_one_file_are_two_champions(steps: dict[str, dict[str, Any]]) -> None:
+    """The same file with another number of threads is promoted, and rolled back, for itself."""
+    seen = {
+        name: (steps[name].get("error"), steps[name]["left"]["aliases"][CHAMPION], list(steps[name]["marks"]))
+        for name in ("the champion again", "its twin", "back from the twin", "the twin again")
+    }
+    assert seen == {
+        "the champion again": (None, 3, []),
+        "its twin": (None, 4, []),
+        "back from the twin": (None, 3, ["4"]),
+        "the twin again": ("InfrastructureError", 3, ["4"]),
+    }
+    both = steps["back from the file's other version"]
+    assert (both["left"]["aliases"], sorted(both["marks"])) == ({CHAMPION: 2}, ["3", "4"])
+    forward = steps["forward to the twin"]
+    assert (forward["left"]["aliases"], list(forward["marks"])) == ({CHAMPION: 4}, ["3"]), "the other stays barred"
+
+
+@pytest.mark.slow
+def test_other_evidence_is_another_version(steps: dict[str, dict[str, Any]]) -> None:
+    """A version serves the evidence of the run that its tags name, not that of a run which was killed before."""
+    assert steps["killed"]["left"]["aliases"][CHAMPION] == 3 and set(steps["killed"]["left"]["versions"]) >= {"4"}
+    after = steps["with other evidence"]["left"]
+    assert after["aliases"] == {CHAMPION: 5}
+    assert [after["versions"][number]["phase"] for number in ("4", "5")] == ["interrupted", "done"]
+
+
+@pytest.mark.slow
 def test_it_says_what_it_did_and_keeps_why(steps: dict[str, dict[str, Any]]) -> None:
     here = "models:/m-quantized@champion-ort-cpu"
     assert steps["back"]["said"] == f"{here}: version 3 was left, and version 2 is the champion now"

@@ -22,7 +22,7 @@ class Approval:
 
     Raises:
         NotApproved: the trial has no variant, the variant was not measured, a required verdict is missing, or a gate did not
-            pass; or a person rejected the variant or approved another artifact.
+            pass; or a person rejected the variant or approved another one.
     """
 
     trial: Trial
@@ -39,8 +39,8 @@ class Approval:
             raise NotApproved(
                 f"{self.trial.candidate} is {self.trial.outcome}; not passed: {against}; not judged: {sorted(missing)}"
             )
-        if self.sign_off and (self.sign_off.decision, self.sign_off.digest) != ("approved", self.variant.digest):
-            raise NotApproved(f"{self.trial.candidate}, sha256 {self.variant.digest}: {self.sign_off}")
+        if self.sign_off and (self.sign_off.decision, self.sign_off.identity) != ("approved", self.variant.identity):
+            raise NotApproved(f"{self.trial.candidate}, variant {self.variant.identity}: {self.sign_off}")
 
     @property
     def variant(self) -> Variant:

@@ -477,7 +477,7 @@ GATES: tuple[Gate, ...] = (
     ),
     Gate(
         "not_rolled_back",
-        "Nobody rolled back the same artifact on this target.",
+        "Nobody rolled back the same variant on this target.",
         "yes or no",
         units="exact",
         judge=lambda found: judge_rolled_back(found.rolled_back),

@@ -11,8 +11,8 @@ from validators.job.job_gates import Gates
 from validators.plain_text import signed_figure
 from validators.records.journal import RolledBack
 from validators.records.measurements import Estimate
-from validators.records.run import AbsentEngine, Champion, device_class
-from validators.records.verdicts import Verdict
+from validators.records.run import Champion, device_class
+from validators.records.verdicts import Outcome, Verdict
 
 BEATS_CHAMPION, CHAMPION_DEVICE = "beats_champion", "champion_device"
 CHAMPION_GATES = frozenset({BEATS_CHAMPION, CHAMPION_DEVICE})
@@ -80,20 +80,25 @@ def judge_against_champion(
     )
 
 
-def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Verdict:
+def judge_champion_device(champion: Champion, *, here: str, replaces: bool) -> Verdict:
     """Judge whether the champion was approved on the same device class as this one (gate `champion_device`).
 
-    `approved_on` and `here` are device keys. All machines share the alias of a target, and speed on one says nothing about
-    another. `replaces` means that the user asked to replace a champion of another device class. A champion without a recorded
-    device passes.
+    `here` is the device key of this machine. All machines share the alias of a target, and speed on one says nothing about
+    another. `replaces` means that the user asked to replace a champion of another device class. Without a recorded device the
+    gate is inconclusive.
     """
-    champion, ours = device_class(approved_on), device_class(here)
-    differs = bool(approved_on) and champion != ours
-    found = f"the champion was approved on {champion}; this machine is {ours}"
+    theirs, ours = device_class(champion.device), device_class(here)
+    differs = theirs != ours
+    found = (
+        f"the champion was approved on {theirs}; this machine is {ours}"
+        if theirs
+        else f"nobody recorded on which device the champion runs: {champion}"
+    )
     reason = f"replaced on request: {found}" if replaces else f"{found}; to replace it, run with --replace-device"
+    doubt: Outcome = "fail" if theirs else "inconclusive"
     return Verdict(
         CHAMPION_DEVICE,
-        "fail" if differs and not replaces else "pass",
+        doubt if differs and not replaces else "pass",
         float(differs),
         0.0,
         "at_most",
@@ -102,12 +107,12 @@ def judge_champion_device(*, approved_on: str, here: str, replaces: bool) -> Ver
     )
 
 
-def judge_absent_champion(absent: AbsentEngine) -> Verdict:
-    """Leave the gate `beats_champion` open because the champion's engine is not installed here.
+def judge_unmeasured_champion(champion: Champion, why: str) -> Verdict:
+    """Leave the gate `beats_champion` open because the champion cannot be measured here; `why` says what is missing.
 
-    >>> absent = AbsentEngine("openvino", "openvino is not installed", "pip install openvino")
-    >>> judge_absent_champion(absent).outcome
-    'inconclusive'
+    >>> hotfix = Champion("fraud-quantized", "7", "champion-ort-cpu", "", "", "")
+    >>> judge_unmeasured_champion(hotfix, "remove its alias").reason
+    'nobody knows which is faster: the champion is version 7, which quantgate did not promote; remove its alias'
     """
     return Verdict(
         BEATS_CHAMPION,
@@ -116,12 +121,12 @@ def judge_absent_champion(absent: AbsentEngine) -> Verdict:
         1.0,
         "at_least",
         method=_IN_TURN,
-        reason=f"it runs in an engine that is not here, so nobody knows which is faster: {absent}",
+        reason=f"nobody knows which is faster: the champion is {champion}; {why}",
     )
 
 
 def judge_broken_champion(version: str, fault: str) -> Verdict:
-    """Pass the gate `beats_champion` because the champion no longer loads or runs; `fault` says why.
+    """Pass the gate `beats_champion` because the champion's files do not load or run here; `fault` says why.
 
     >>> judge_broken_champion("3", "no such kernel").reason
     'champion version 3 no longer runs here: no such kernel'
@@ -137,18 +142,18 @@ def judge_broken_champion(version: str, fault: str) -> Verdict:
     )
 
 
-def champion_gates(digest: str, champion: Champion | None) -> frozenset[str]:
-    """Return the names of the verdicts against the present champion that promotion of an artifact demands.
+def champion_gates(identity: str, champion: Champion | None) -> frozenset[str]:
+    """Return the names of the verdicts against the present champion that promotion of a variant demands.
 
-    Empty without a champion, or if the champion is the same artifact (`digest`).
+    Empty without a champion, or if the champion is the same variant (`identity`).
     """
-    if champion is None or champion.digest == digest:
+    if champion is None or champion.identity == identity:
         return frozenset()
     return CHAMPION_GATES
 
 
 def judge_rolled_back(mark: RolledBack | None) -> Verdict:
-    """Judge the gate `not_rolled_back`. `mark` is the earlier rollback of this digest on the target, if any.
+    """Judge the gate `not_rolled_back`. `mark` is the earlier rollback of this variant on the target, if any.
 
     >>> judge_rolled_back(None).outcome, judge_rolled_back(RolledBack(2, "2026-11-22T03:00:00+00:00", "slow")).reason
     ('pass', 'rolled back on 2026-11-22: slow')

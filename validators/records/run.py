@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from validators.digests import digest_values
 from validators.errors import RefusalKind
 from validators.processors import Processor
 from validators.providers import GPU_PROVIDERS
@@ -170,9 +171,27 @@ class SessionSettings:
         """True if the session computes on an NVIDIA GPU."""
         return self.provider in GPU_PROVIDERS
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as a manifest states them, which describes libraries under a key of their own."""
+        return {key: value for key, value in asdict(self).items() if key != "libraries"}
+
     def without_spinning(self) -> SessionSettings:
         """Return the same settings with threads that sleep while waiting, for untimed work that must not occupy cores."""
         return replace(self, entries=self.entries | {"session.intra_op.allow_spinning": "0"})
+
+
+def identity_of(digest: str, session: SessionSettings) -> str:
+    """Return the identity of a variant: the sha256 of its artifact's digest with its engine and session settings.
+
+    `session.provider` names the engine; `digest` covers the libraries of the session. Two engines, or two thread counts, of
+    one file are two variants.
+
+    >>> one = identity_of("file", SessionSettings("OpenVINO", 4))
+    >>> one == identity_of("file", SessionSettings("OpenVINO", 4)), one == identity_of("file", SessionSettings("OpenVINO", 2))
+    (True, False)
+    """
+    return digest_values(digest, session.described)
 
 
 @dataclass(frozen=True)
@@ -197,6 +216,11 @@ class Variant:
     compile_seconds: float | None = None
     decoder: DecoderBytes | None = None
     saturates_without: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Identity of what consumers load, by which versions of one registered model are compared (`identity_of`)."""
+        return identity_of(self.digest, self.session)
 
     @property
     def measured_as(self) -> tuple[Any, ...]:
@@ -337,7 +361,8 @@ class Trial:
 class Champion:
     """The promoted variant of a model for one target, as recorded in the registry.
 
-    `device` is the device key of its approval; empty for a version that quantgate did not promote.
+    `device` is the device key of its approval, and `identity` that of its variant; both are empty, as are its digests and its
+    candidate, for a version that quantgate did not promote.
     """
 
     name: str
@@ -348,3 +373,12 @@ class Champion:
     candidate: str
     previous: str | None = None
     device: str = ""
+    identity: str = ""
+
+    def __str__(self) -> str:
+        """Return the version with its candidate.
+
+        >>> str(Champion("fraud-quantized", "3", "champion-ort-cpu", "", "", ""))
+        'version 3, which quantgate did not promote'
+        """
+        return f"version {self.version}, {self.candidate or 'which quantgate did not promote'}"

@@ -40,11 +40,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SignOff:
-    """A decision on one artifact as successor of one champion.
+    """A decision on one variant as successor of one champion.
 
-    `digest` is the variant's. `replaces` is the version of the champion that it follows, or None. `at` is the time when the
-    server received the answer (ISO 8601, UTC). `by` is the name that the person entered: the open-source Prefect server has no
-    user accounts.
+    `digest` is that of the variant's artifact, `identity` the variant's. `replaces` is the version of the champion that it
+    follows, or None. `at` is the time when the server received the answer (ISO 8601, UTC). `by` is the name that the person
+    entered: the open-source Prefect server has no user accounts.
     """
 
     decision: Decision
@@ -53,6 +53,7 @@ class SignOff:
     at: str
     digest: str
     replaces: str | None
+    identity: str = ""
 
     def __str__(self) -> str:
         """Return the decision as text, such as `approved by Ada on 2026-11-22T10:00:00Z: as agreed`."""

@@ -17,34 +17,43 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tasks.measure.metrics.evaluation_metric import as_function, is_evaluation_metric
-from validators.digests import digest_file, digest_values
+from validators.digests import digest_values
 from validators.errors import JobError
+from validators.source_code import digest_user_code
 from validators.untrusted.operator_allowlist import allows_all_of, check_hook
 
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function of the user, and the digest of its source.
-
-    The digest covers the module's file and the neighbours in the `code` folder that it imports. For an importable module it
-    covers that module's file only.
-    """
+    """A function of the user, and the digest of its code (`digest_user_code`)."""
 
     name: str
     function: Callable[..., Any]
-    digest: str
+    loaded: _Loaded
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of everything that the function was written in."""
+        return self.loaded.digest
 
 
 @dataclass(frozen=True)
 class _Loaded:
+    """A loaded module. `files`: its file and the neighbours that it imports; empty for an importable module."""
+
     module: ModuleType
-    digest: str
+    files: tuple[Path, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the code, computed on demand: measuring processes load functions too, and have no use of it."""
+        return digest_user_code(self.module.__name__, self.files)
 
 
 _loaded: dict[str, _Loaded] = {}
@@ -76,7 +85,7 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
             expected=f"one of {sorted(_functions_of(loaded.module)) or 'its functions, but it has none'}",
             fix="correct the name, or define the function at the top level of the module",
         )
-    return UserFunction(name, _without_exit(function), loaded.digest)
+    return UserFunction(name, _without_exit(function), loaded)
 
 
 def _function(value: Any) -> Any:
@@ -98,7 +107,7 @@ def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(path: Path, name: str, key: str) -> _Loaded:
-    """Return the module of a file, with the digest of the file and of the neighbours that it imports."""
+    """Return the module of a file, with the neighbours that it imports."""
     module_name = f"_quantgate_user_{digest_values(str(path))[:12]}_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None  # a .py file always has both
@@ -110,7 +119,7 @@ def _load(path: Path, name: str, key: str) -> _Loaded:
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
             raise _failed(name, key, str(path), error) from error
-    return _Loaded(module, digest_values(digest_file(path), [digest_file(file) for file in neighbours]))
+    return _Loaded(module, (path, *neighbours))
 
 
 @contextmanager
@@ -147,8 +156,7 @@ def _import(module_name: str, name: str, path: Path, key: str) -> _Loaded:
         raise _failed(name, key, module_name, error) from error
     except (Exception, SystemExit) as error:
         raise _failed(name, key, module_name, error) from error
-    file = getattr(module, "__file__", None)
-    return _Loaded(module, digest_file(Path(file)) if file else digest_values(module_name))
+    return _Loaded(module)
 
 
 def _failed(name: str, key: str, source: str, error: BaseException) -> JobError:

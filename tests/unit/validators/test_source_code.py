@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from validators.source_code import OURS, SourceTree, _references
+from validators.source_code import OURS, SourceTree, references_of
 
 FILES = {
     "tasks/__init__.py": '"""Steps."""\n',
@@ -115,4 +115,4 @@ def test_files_are_parsed_in_several_threads(hasty_collector: None) -> None:
     """Two candidates at a time ask for the digest of their code."""
     texts = [f"{Path(__file__).read_text(encoding='utf-8')}# {number}" for number in range(60)]
     with ThreadPoolExecutor(4) as threads:
-        assert len({references.imports for references in threads.map(_references, texts)}) == 1
+        assert len({references.imports for references in threads.map(references_of, texts)}) == 1

@@ -117,11 +117,11 @@ def test_unreadable_name_of_a_version_is_refused(
     ],
 )
 def test_seal_records_what_was_decided(champion: str | None, promotes: bool, expected: tuple[bool, str | None]) -> None:
-    """A champion that is the same artifact stays: its version keeps the evidence that it has."""
+    """A champion that is the same variant stays: its version keeps the evidence that it has."""
     run: Any = SimpleNamespace(job=SimpleNamespace(target=TARGET))
     run_inputs: Any = SimpleNamespace(source=SimpleNamespace(name="fraud"))
-    best: Any = SimpleNamespace(variant=SimpleNamespace(digest="same"))
-    present = Champion(NAME, "3", f"champion-{TARGET}", champion, "s", "c") if champion else None
+    best: Any = SimpleNamespace(variant=SimpleNamespace(identity="same"))
+    present = Champion(NAME, "3", f"champion-{TARGET}", "d", "s", "c", identity=champion) if champion else None
     decision = _decision(run, run_inputs, best, present, ADA, promotes=promotes)
     assert (decision.promotes, decision.replaces) == expected
     assert (decision.model, decision.target, decision.sign_off) == (NAME, TARGET, ADA)

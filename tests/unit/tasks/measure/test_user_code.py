@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.measure.metrics.user_code import load_function
 from validators.errors import JobError
+from validators.source_code import digest_user_code
 
 
 def write(path: Path, text: str) -> Path:
@@ -100,6 +103,86 @@ def test_the_digest_is_that_of_file_and_neighbours(tmp_path: Path) -> None:
 
     assert digest("a", 1) == digest("b", 1)
     assert len({digest("c", 1), digest("d", 2), digest("e", 1, "  # changed")}) == 3
+
+
+def install(site: Path, name: str, version: str, *, editable: bool = False, **files: str) -> None:
+    """A distribution of one package, as pip leaves it; `files` are its modules."""
+    for module, text in ({"__init__": ""} | files).items():
+        write(site / name / f"{module}.py", text)
+    about = site / f"{name}-{version}.dist-info"
+    write(about / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    write(about / "top_level.txt", name)
+    write(about / "direct_url.json", json.dumps({"url": "file:///x", "dir_info": {"editable": editable}}))
+
+
+IMPORTED = """
+def score(outputs, labels):
+    from theirs_of_mine import rounded
+    from .deep import FACTOR
+    return outputs * FACTOR
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "is_seen"),
+    [
+        ({}, False),
+        ({"deepest": "FACTOR = 0.1\n"}, True),
+        ({"unused": "FACTOR = 0.1\n"}, False),
+        ({"version": "1.1"}, True),
+        ({"theirs": "2.1"}, True),
+        ({"theirs_text": "def rounded(): return 0\n"}, False),
+        ({"theirs_text": "def rounded(): return 0\n", "editable": True}, True),
+        ({"costs": "[10]"}, True),
+        ({"other_data": "[10]"}, False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_an_installed_function_is_its_distribution_and_what_that_imports(
+    change: dict[str, Any], is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of its own distribution, quoted data, versions of others; a file of another one only if it is editable."""
+
+    def digest(folder: str, **parts: Any) -> str:
+        site = tmp_path / folder
+        editable = bool(change.get("editable"))
+        own = {"metric": IMPORTED, "deep": "from ours_of_mine.inner.deepest import FACTOR\nCOSTS = open('costs.json')\n"}
+        # A folder without __init__.py is a package, too.
+        own |= {"inner/deepest": parts.get("deepest", "FACTOR = 1\n"), "unused": parts.get("unused", "")}
+        install(site, "ours_of_mine", parts.get("version", "1.0"), **own)
+        text = parts.get("theirs_text", "def rounded(): return 1\n")
+        install(site, "theirs_of_mine", parts.get("theirs", "2.0"), editable=editable, __init__=text)
+        write(site / "ours_of_mine" / "costs.json", parts.get("costs", "[1]"))
+        write(site / "ours_of_mine" / "other.json", parts.get("other_data", "[1]"))
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(site)
+            return digest_user_code("ours_of_mine.metric")
+
+    assert (digest("before") != digest("after", **change)) == is_seen
+
+
+def test_a_file_is_its_data_and_the_code_on_the_path_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table beside it whose name stands in it, and a module that no distribution installed."""
+
+    def digest(folder: str, *, cost: int = 1, factor: int = 1) -> str:
+        place = tmp_path / folder
+        write(place / "costs.json", json.dumps([cost]))
+        write(tmp_path / f"path-{folder}" / "shared_of_mine" / "factor.py", f"FACTOR = {factor}\n")
+        text = "import json\nfrom pathlib import Path\nfrom shared_of_mine.factor import FACTOR\n"
+        text += "def score():\n    return json.loads(Path(__file__).with_name('costs.json').read_text())[0] * FACTOR\n"
+        write(place / "mine.py", text)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(tmp_path / f"path-{folder}")
+            found = load_function("mine:score", place, key="metric")
+            assert found.function() == cost * factor
+            for name in ("shared_of_mine.factor", "shared_of_mine"):
+                sys.modules.pop(name)
+            return found.digest
+
+    assert digest("a") == digest("b") != digest("c", cost=2)
+    assert digest("d", factor=3) not in (digest("e"), digest("one", cost=3))
 
 
 def test_a_file_is_loaded_once(tmp_path: Path) -> None:

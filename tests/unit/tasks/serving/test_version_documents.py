@@ -108,7 +108,7 @@ def promoted(text: str = "", **changes: Any) -> Promoted:
         verdicts=tuple(gates),
         confirmed=Confirmed(900, 0.983, 0.905, 0.9, estimate, (), latency()),
     )
-    said = SignOff("approved", told("Ada"), told("as agreed"), "2026-11-22", "b" * 64, None)
+    said = SignOff("approved", told("Ada"), told("as agreed"), "2026-11-22", "b" * 64, None, variant.identity)
     where = f"[{told('EPYC')}] x8"
     manifest = {
         "files": {told("model.onnx"): "b" * 64},

@@ -210,12 +210,13 @@ def test_no_approval_of_what_is_not_there_or_did_not_pass(bench: Bench) -> None:
             Approval(passed_trial(bench, **changes), "a device", REQUIRED)
 
 
-@pytest.mark.parametrize("change", [{"decision": "rejected"}, {"digest": "of another artifact"}])
+@pytest.mark.parametrize("change", [{"decision": "rejected"}, {"identity": "of another variant"}, {"identity": ""}])
 def test_no_approval_against_what_a_person_said(bench: Bench, change: dict[str, Any]) -> None:
-    """An answer holds for the artifact that it was given on."""
+    """An answer holds for the variant that it was given on; the digest of its file does not do."""
     trial = passed_trial(bench)
     assert trial.variant is not None
-    said = SignOff("approved", "Ada", "as agreed", "2026-11-22T10:00:00Z", trial.variant.digest, None)
+    variant = trial.variant
+    said = SignOff("approved", "Ada", "as agreed", "2026-11-22T10:00:00Z", variant.digest, None, variant.identity)
     assert Approval(trial, "a device", REQUIRED, sign_off=said).sign_off is said
     with pytest.raises(NotApproved, match="by Ada"):
         Approval(trial, "a device", REQUIRED, sign_off=replace(said, **change))

@@ -269,16 +269,21 @@ def test_gates_that_are_not_set_give_no_verdict(bench: Bench) -> None:
 
 
 def test_a_variant_that_was_rolled_back_fails_whatever_else_it_does(bench: Bench) -> None:
-    """By its digest: another variant under the same name is another one."""
+    """By its identity: another file under the same name is another one, and so is the file with other threads."""
     baseline, trial = bench.accuracy(right(770)), good_trial(bench.accuracy(right(770)))
     assert trial.variant is not None
-    marks = {trial.variant.digest: RolledBack(2, "2026-11-22T03:00:00+00:00", "slow under load")}
+    marks = {trial.variant.identity: RolledBack(2, "2026-11-22T03:00:00+00:00", "slow under load")}
     judged_data = JudgedData(make_job(), baseline, BASELINE_BYTES, np.zeros(N, np.bool_), {}, marks)
     judged = judge_trial(judged_data, trial)
     assert judged.outcome == "failed" and outcomes(judged) == PASSING | {"not_rolled_back": "fail"}
     assert judged.verdicts[-1].reason == "rolled back on 2026-11-22: slow under load"
     another = replace(trial, variant=replace(trial.variant, digest="another"))
     assert judge_trial(judged_data, another).outcome == "passed"
+    session = replace(trial.variant.session, threads=trial.variant.session.threads + 1)
+    twin = replace(trial, variant=replace(trial.variant, session=session))
+    assert judge_trial(judged_data, twin).outcome == "passed"
+    of_file = replace(judged_data, rolled_back={trial.variant.digest: RolledBack(2)})
+    assert judge_trial(of_file, twin).outcome == "failed", "a mark of which no session is known bars them all"
 
 
 def test_a_refused_trial_is_not_judged(bench: Bench) -> None:

@@ -425,10 +425,10 @@ def test_a_step_with_nothing_to_do_asks_no_worker(tiny: Tiny, tmp_path: Path, mo
     run = start_run(parse_job(tiny.job(), base=tmp_path))
     best = some_trial(tmp_path)
     assert best.variant is not None
-    champion = SimpleNamespace(digest="abc")
+    champion = SimpleNamespace(identity=best.variant.identity)
     assert BASELINE.needed(run)
     assert not CHAMPION.needed(run, None, best, None) and not CHAMPION.needed(run, None, best, champion)
-    assert CHAMPION.needed(run, None, best, SimpleNamespace(digest="other"))
+    assert CHAMPION.needed(run, None, best, SimpleNamespace(identity="other", digest=best.variant.digest))
     assert not CONFIRMATION.needed(run, None, (best,)) and not RECOVERY.needed(run, None, (best,))
     assert CONFIRMATION.needed(run, None, (replace(best, outcome="passed", latencies=(_latency(),)),))
     monkeypatch.setattr(dispatch, "hands_to_workers", lambda: True)

@@ -26,7 +26,7 @@ from validators.job.job import Confirmation
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency
 from validators.records.measurements import Agreement, Answers, Coverage, Estimate, KernelTime, Sanity
-from validators.records.run import SessionSettings, Variant
+from validators.records.run import Champion, SessionSettings, Variant
 from validators.records.verdicts import Outcome, Verdict
 
 CANDIDATE = "int8-static-minmax-pc@ort-cpu"
@@ -175,7 +175,12 @@ def sanity_verdict(place: int, **changes: Any) -> Verdict:
 
 def beside_device(approved_on: str) -> Verdict:
     """The verdict on a variant that was judged on an i5 with AVX2, beside a champion of some device."""
-    return judge_champion_device(approved_on=approved_on, here="i5 [avx2] x8; onnxruntime 1.27.0", replaces=False)
+    return judge_champion_device(approved(approved_on), here="i5 [avx2] x8; onnxruntime 1.27.0", replaces=False)
+
+
+def approved(device: str) -> Champion:
+    """A champion that was approved on a device."""
+    return Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "int8-dynamic-pc@ort-cpu", device=device)
 
 
 def against_champion(**changes: Any) -> Verdict:
@@ -374,12 +379,15 @@ def test_what_it_takes_to_follow_a_champion(changes: dict[str, Any], outcome: Ou
         ("i5 [avx2] x8; L4 cc8.9 driver 1; o 1", "i5 [avx2] x8; H200 cc9.0 driver 1; o 1", "fail"),
         ("i5 [avx2] x8; L4 cc8.9 driver 1; o 1", "i5 [avx2] x8; o 1", "fail"),
         ("written by hand", "i5 [avx2] x8; o 1", "fail"),
+        ("", "i5 [avx2] x8; o 1", "inconclusive"),
     ],
 )
 def test_champion_device_compares_processor_and_gpu(approved_on: str, here: str, outcome: Outcome) -> None:
-    """A device of another class fails unless the user asked to replace it, and then the verdict says so."""
-    assert judge_champion_device(approved_on=approved_on, here=here, replaces=False).outcome == outcome
-    asked = judge_champion_device(approved_on=approved_on, here=here, replaces=True)
+    """A device of another class fails unless the user asked to replace it, and then the verdict says so; none is doubt."""
+    champion = approved(approved_on)
+    verdict = judge_champion_device(champion, here=here, replaces=False)
+    assert verdict.outcome == outcome and (outcome != "inconclusive" or "version 3" in verdict.reason)
+    asked = judge_champion_device(champion, here=here, replaces=True)
     assert (asked.outcome, asked.reason[:8]) == ("pass", "" if outcome == "pass" else "replaced")
 
 
