@@ -33,7 +33,7 @@ from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, OPENVINO
-from validators.records.bundle import CalibrationFacts, CodeFacts, EvidenceRecord, SourceFacts
+from validators.records.bundle import CalibrationFacts, CodeFacts, EvidenceRecord, PromotionDecision, SourceFacts
 from validators.records.journal import ROLLED_BACK, RolledBack, tag_of
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
@@ -190,6 +190,8 @@ def test_a_retry_seals_the_evidence_of_the_first_attempt(change: dict[str, Any],
     """Of the same run, whenever it ends and whatever is in the store by then; another run has its own."""
     inventory: Inventory = take_inventory("ort-cpu")
     record = EvidenceRecord(
+        format=2,
+        decision=PromotionDecision(True, "m-quantized", "ort-cpu", None, None),
         job={},
         source=SourceFacts("models:/m/1", "m", "1", "s"),
         data={},
