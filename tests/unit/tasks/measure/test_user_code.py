@@ -146,7 +146,10 @@ def test_an_installed_function_is_its_distribution_and_what_that_imports(
     def digest(folder: str, **parts: Any) -> str:
         site = tmp_path / folder
         editable = bool(change.get("editable"))
-        own = {"metric": IMPORTED, "deep": "from ours_of_mine.inner.deepest import FACTOR\nCOSTS = open('costs.json')\n"}
+        own = {
+            "metric": IMPORTED,
+            "deep": "from ours_of_mine.inner.deepest import FACTOR\nCOSTS = open('costs.json')\n",
+        }
         # A folder without __init__.py is a package, too.
         own |= {"inner/deepest": parts.get("deepest", "FACTOR = 1\n"), "unused": parts.get("unused", "")}
         install(site, "ours_of_mine", parts.get("version", "1.0"), **own)
