@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_mean_average_precision_without_a_group_is_that_of_the_rest(name: Metric
 @pytest.mark.parametrize("name", ["auroc", "pr_auc"])
 @pytest.mark.parametrize("clustered", [False, True])
 def test_the_interval_is_that_of_single_groups(name: MetricName, clustered: bool) -> None:
-    """The same bounds and the same words, of 40, 250 and 777 samples."""
+    """The same bounds and the same words, of 40, 250 and 777 samples; 20 clusters are too few for the rarest class."""
     metric = metric_of(name)
     for n in (40, 250, 777):
         rng = np.random.default_rng(n)
@@ -113,6 +114,6 @@ def test_the_interval_is_that_of_single_groups(name: MetricName, clustered: bool
         assert ends(found[0]) == pytest.approx(ends(plain[0]), abs=1e-9, nan_ok=True)
 
 
-def ends(estimate: Estimate) -> tuple[float, float, float]:
-    assert estimate.low is not None and estimate.high is not None
-    return estimate.low, estimate.value, estimate.high
+def ends(estimate: Estimate) -> list[float]:
+    """The value and its bounds; NaN without them."""
+    return [math.nan if end is None else end for end in (estimate.low, estimate.value, estimate.high)]
