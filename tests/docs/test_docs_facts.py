@@ -329,6 +329,16 @@ def test_the_tables_of_integers_are_those_of_the_simulation() -> None:
     assert max(one["refused_or_warned"]["share"] for one in figures["clean"]) <= 0.05
 
 
+def test_the_table_of_few_deciding_samples_is_that_of_the_simulation() -> None:
+    cells: dict[str, list[Any]] = {}
+    for cell in result("metric_errors_rare")["cells"]:
+        cells.setdefault(cell["metric"], []).append(cell)
+    for metric, own in cells.items():
+        worst = max(own, key=lambda cell: cell["passes"]["share"])
+        row = f"| {metric} | {len(own)} | {worst['passes']['share']:.1%} | {worst['n']:,}, {worst['deciding']} |"
+        assert row in pages()["benchmarks/README.md"], metric
+
+
 def test_the_table_of_races_is_that_of_the_simulation() -> None:
     figures = json.loads((ROOT / "benchmarks/results/race_errors.json").read_text(encoding="utf-8"))
     page = pages()["docs/race.md"]
