@@ -1,4 +1,4 @@
-"""How far single samples can move a metric, and how many of those that can move it were answered otherwise."""
+"""Reach of single samples: how far one can move a metric, and how many of those that can were answered differently."""
 
 from __future__ import annotations
 

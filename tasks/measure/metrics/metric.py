@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.left_out.sums import ratios_without
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -135,10 +136,33 @@ def mean_of_ratios(rows: Rows) -> float:
     return float((above[counted] / below[counted]).mean()) if counted.any() else math.nan
 
 
-def without_success(rows: Rows) -> Wrong:
+def _without_success(rows: Rows) -> Wrong:
     """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found."""
     above, below = np.split(rows, 2, axis=1)
     return Wrong(as_rows(np.zeros_like(above), below), np.asarray(below.any(axis=1), np.intp))
+
+
+def ratio_of_sums(
+    name: str,
+    rows: Callable[[Outputs, Labels | None, Outputs | None], Rows],
+    expects: Callable[[TensorSpec, tuple[int, ...]], LabelSpec],
+    losses: Callable[[Rows], Vector],
+    *,
+    version: str,
+    scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample,
+) -> Metric:
+    """Return the metric `mean_of_ratios` of rows of numerators, then denominators, `(n, 2 k)`; nothing right gives 0."""
+    return Metric(
+        name,
+        rows,
+        mean_of_ratios,
+        expects,
+        losses,
+        version=version,
+        scope=scope,
+        without=ratios_without,
+        wrong=_without_success,
+    )
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

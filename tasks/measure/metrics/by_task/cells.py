@@ -5,18 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.sums import ratios_without
-from tasks.measure.metrics.metric import (
-    Labels,
-    Metric,
-    Outputs,
-    Rows,
-    Vector,
-    as_rows,
-    mean_of_ratios,
-    misfit,
-    without_success,
-)
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit, ratio_of_sums
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
@@ -89,16 +78,7 @@ def cell_accuracy(name: str, threshold: float | None) -> Metric:
             return _expects_tokens(output, shape)
         return _expected_maps(name, output, shape, threshold)
 
-    return Metric(
-        name,
-        rows,
-        mean_of_ratios,
-        expects,
-        _wrong,
-        version=str(threshold),
-        without=ratios_without,
-        wrong=without_success,
-    )
+    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold))
 
 
 def _wrong(rows: Rows) -> Vector:
@@ -121,16 +101,7 @@ def overlap(name: str, threshold: float | None) -> Metric:
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
         return _expected_maps(name, output, shape, threshold)
 
-    return Metric(
-        name,
-        rows,
-        mean_of_ratios,
-        expects,
-        _missed_cells,
-        version=str(threshold),
-        without=ratios_without,
-        wrong=without_success,
-    )
+    return ratio_of_sums(name, rows, expects, _missed_cells, version=str(threshold))
 
 
 def _missed_cells(rows: Rows) -> Vector:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
-from tasks.measure.metrics.left_out.sums import ratios_without
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -19,11 +18,10 @@ from tasks.measure.metrics.metric import (
     Wrong,
     as_rows,
     flat,
-    mean_of_ratios,
     mean_of_scores,
     misfit,
+    ratio_of_sums,
     values_a_sample,
-    without_success,
 )
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -161,16 +159,7 @@ def f1_multilabel(average: Literal["macro", "micro"], threshold: float | None) -
             raise misfit(name, output, shape, f"values of shape (samples, labels), and {needed}")
         return LabelSpec("multi_hot", classes=shape[1])
 
-    return Metric(
-        name,
-        rows,
-        mean_of_ratios,
-        expects,
-        _wrong_labels,
-        version=str(threshold),
-        without=ratios_without,
-        wrong=without_success,
-    )
+    return ratio_of_sums(name, rows, expects, _wrong_labels, version=str(threshold))
 
 
 def _wrong_labels(rows: Rows) -> Vector:

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.sums import ratios_without
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -17,10 +16,9 @@ from tasks.measure.metrics.metric import (
     Vector,
     as_rows,
     flat,
-    mean_of_ratios,
     misfit,
     of_all_samples,
-    without_success,
+    ratio_of_sums,
 )
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -79,17 +77,7 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
             raise misfit(name, output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
         return LabelSpec("groups")
 
-    return Metric(
-        name,
-        rows,
-        mean_of_ratios,
-        expects,
-        _lost,
-        version=str(k),
-        scope=of_all_samples,
-        without=ratios_without,
-        wrong=without_success,
-    )
+    return ratio_of_sums(name, rows, expects, _lost, version=str(k), scope=of_all_samples)
 
 
 def _lost(rows: Rows) -> Vector:
