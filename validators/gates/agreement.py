@@ -17,7 +17,9 @@ def estimate_agreement(agreement: Agreement, confidence: float) -> tuple[Estimat
     """Return the mean share over prompts with a one-sided bound on either side, and the name of the method."""
     losses, clusters = 1 - np.array(agreement.shares), _clusters_of(agreement)
     lost, method = (
-        drop_interval(losses, confidence) if clusters is None else clustered_drop_interval(losses, clusters, confidence)
+        drop_interval(losses, confidence, 1.0)
+        if clusters is None
+        else clustered_drop_interval(losses, clusters, confidence, 1.0)
     )
     low, high = (None if end is None else 1 - end for end in (lost.high, lost.low))
     return Estimate(1 - lost.value, low, high), method

@@ -13,20 +13,18 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from validators.gates.intervals import (
-    LARGEST_UNSEEN_SHARE,
     MIN_SAMPLES,
     NOT_FINITE,
     RESOLUTION,
     Clusters,
     Drops,
     effective_clusters,
+    few_drops,
     mean_interval,
     score_interval,
     too_few_clusters,
-    unseen_count,
     unseen_share,
 )
-from validators.gates.reach import is_few
 from validators.records.measurements import Estimate
 
 
@@ -60,10 +58,13 @@ def worth_naming(clusters: Clusters | None) -> Clusters | None:
     return numbered if len(numbered) and numbered.max() + 1 < len(numbered) else None
 
 
-def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float) -> tuple[Estimate, str]:
+def clustered_drop_interval(
+    drops: Drops, clusters: Clusters, confidence: float, span: float = math.inf
+) -> tuple[Estimate, str]:
     """Return the mean of clustered paired drops with a one-sided bound on either side, and the name of the method.
 
     `drops` is float64 of shape `(n,)`, positive is worse; `clusters` is intp of shape `(n,)`, numbered from 0 without gaps.
+    `span` is the largest possible drop.
     Each side's bound is the widest of
 
     - `mean_interval` of the jackknife pseudo-values of the clusters: the variance CR3 of R. Bell and D. McCaffrey, Survey
@@ -71,7 +72,8 @@ def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float)
     - the score interval of right/wrong outcomes at the effective sample size, for drops of right/wrong outcomes (-1, 0, 1);
     - an allowance for clusters that were not drawn: up to Clopper and Pearson's bound of none seen, their share may deviate as
       far as the farthest cluster seen; with right/wrong outcomes they may be lost altogether;
-    - if few samples differ at all: changes by whole clusters, each sample by as much as the largest change seen.
+    - if few samples differ at all: the allowance of `few_drops` at the effective number of clusters, for changes that come by
+      whole clusters.
 
     Fewer than `MIN_SAMPLES` effective clusters get no interval. Drops that are not finite get NaN bounds.
     """
@@ -84,11 +86,12 @@ def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float)
         return Estimate(mean), too_few_clusters(effective)
     words, pseudo = f"{clusters.max() + 1} clusters", _pseudo_values(drops, clusters)
     is_right_or_wrong = bool(np.isin(drops, (-1.0, 0.0, 1.0)).all())
+    few = None if is_right_or_wrong else few_drops(drops, effective, confidence, span)
+    if isinstance(few, str):
+        return Estimate(mean), f"{few} ({words})"
     spread = float(np.ptp(pseudo)) > RESOLUTION * float(np.abs(pseudo).max())
-    if not spread and not is_right_or_wrong:
-        if (1 - LARGEST_UNSEEN_SHARE) ** effective <= 1 - confidence:
-            return Estimate(mean, mean, mean), f"all {words} equal"
-        return Estimate(mean), f"none: few clusters ({words}), all equal"
+    if few and not spread:
+        return Estimate(mean, mean - few.below, mean + few.above), f"{few.method} ({words})"
     low, high = mean_interval(pseudo, confidence) if spread else (mean, mean)
     middle = float(pseudo.mean()) if spread else mean
     ends = [(middle - low, high - middle)]
@@ -96,8 +99,8 @@ def clustered_drop_interval(drops: Drops, clusters: Clusters, confidence: float)
     if is_right_or_wrong:
         low, high = _score_interval(drops, pseudo, confidence)
         ends.append((mean - low, high - mean))
-    elif few := _unseen_drops(drops, effective, confidence):
-        ends.append(few)
+    elif few:
+        ends.append((few.below, few.above))
     below, above = (max(side) for side in zip(*ends, strict=True))
     method = (
         f"{'widest of Tango,' if is_right_or_wrong else 'wider of'} Student and Hall by {words}, and clusters not seen"
@@ -129,22 +132,3 @@ def _pseudo_values(drops: Drops, clusters: Clusters) -> Drops:
     sizes, sums = np.bincount(clusters), np.bincount(clusters, drops)
     without = (sums.sum() - sums) / (len(drops) - sizes)
     return np.asarray(len(sizes) * drops.mean() - (len(sizes) - 1) * without, np.float64)
-
-
-def _unseen_drops(drops: Drops, effective: float, confidence: float) -> tuple[float, float] | None:
-    """Return how far below and above the mean the truth may lie if few samples differ; None for other drops.
-
-    Same rule as for independent samples, with shares of samples read as shares of clusters: this allows for changes that come
-    by whole clusters.
-    """
-    values, counts = np.unique(drops, return_counts=True)
-    a_sample = effective / len(drops)
-    if not is_few((len(drops) - int(counts.max())) * a_sample, effective):
-        return None
-    away = drops - values[counts.argmax()]
-    largest = float(np.abs(away).max())
-    below, above = (
-        unseen_count(int(side.sum()) * a_sample, effective, confidence) * largest / effective
-        for side in (away < 0, away > 0)
-    )
-    return below, above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +38,13 @@ SCORE_INTERVAL = "paired score interval (Tango), or exact counts where few diffe
 TOO_FEW = f"none: fewer than {MIN_SAMPLES} samples"
 
 
-def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
+def drop_interval(drops: Drops, confidence: float, span: float = math.inf) -> tuple[Estimate, str]:
     """Return the mean of paired drops with a one-sided bound on either side, and the name of the method.
 
     `drops` is float64 of shape `(n,)`, positive is worse. Drops of right/wrong outcomes (-1, 0, 1) get
-    `score_interval`, a difference of paired proportions; all others get `mean_interval`. Drops that are not all finite get NaN
-    bounds, which pass no gate. Too few drops get no bounds, which every gate judges inconclusive.
+    `score_interval`, a difference of paired proportions; all others get `mean_interval`, widened by `few_drops` if few differ.
+    `span` is the largest possible drop. Drops that are not all finite get NaN bounds, which pass no gate. Too few drops get no
+    bounds, which every gate judges inconclusive.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # the check below catches an overflow
         mean = float(drops.mean()) if len(drops) else math.nan
@@ -53,19 +55,14 @@ def drop_interval(drops: Drops, confidence: float) -> tuple[Estimate, str]:
         return Estimate(mean, low, high), SCORE_INTERVAL
     if len(drops) < MIN_SAMPLES:
         return Estimate(mean), TOO_FEW
-    if (drops == drops[0]).all():
-        enough = (1 - LARGEST_UNSEEN_SHARE) ** len(drops) <= 1 - confidence
-        return (
-            (Estimate(mean, mean, mean), "all drops equal")
-            if enough
-            else (Estimate(mean), "none: few drops, all equal")
-        )
-    low, high = mean_interval(drops, confidence)
-    unseen = _unseen_drops(drops, confidence)
-    if unseen:
-        low, high = min(low, mean - unseen[0]), max(high, mean + unseen[1])
-        return Estimate(mean, low, high), "wider of Student, Hall and exact counts of the few that differ"
-    return Estimate(mean, low, high), "wider of Student and Hall (skewness)"
+    few = few_drops(drops, len(drops), confidence, span)
+    if few is None:
+        low, high = mean_interval(drops, confidence)
+        return Estimate(mean, low, high), "wider of Student and Hall (skewness)"
+    if isinstance(few, str):
+        return Estimate(mean), few
+    low, high = (mean, mean) if (drops == drops[0]).all() else mean_interval(drops, confidence)
+    return Estimate(mean, min(low, mean - few.below), max(high, mean + few.above)), few.method
 
 
 def mean_interval(values: Drops, confidence: float) -> tuple[float, float]:
@@ -105,22 +102,39 @@ def _without_skewness(x: float, skewness: float, n: int) -> float:
     return float((np.cbrt(1 + v * (x - v / 6)) - 1) * 3 / v)
 
 
-def _unseen_drops(drops: Drops, confidence: float) -> tuple[float, float] | None:
-    """Return how far below and above the mean the truth may lie if all but a few drops are equal; None for other drops.
+class FewDrops(NamedTuple):
+    """Allowance below and above the mean of drops of which few differ, and the name of the method."""
 
-    The few differing drops may, by chance, lack the large ones. The share of unseen drops on either side is at most Clopper and
-    Pearson's bound (Biometrika 26, 1934), and each is assumed as large as the largest seen.
+    below: float
+    above: float
+    method: str
+
+
+def few_drops(drops: Drops, units: float, confidence: float, span: float) -> FewDrops | str | None:
+    """Return the allowance for differences that were not drawn if all but a few drops are equal.
+
+    `drops` has shape `(n,)`; `units` is the effective number of independent ones among them, at most n. The share of drops that
+    differ on either side is at most Clopper and Pearson's bound (Biometrika 26, 1934), each by as much as `span`. Without a
+    finite span the largest difference seen takes its place, and fewer than `MIN_SAMPLES` of them do not show it: they get the
+    reason why there are no bounds. No interval for a mean of values without bounds holds for every distribution (R. Bahadur
+    and L. Savage, Ann. Math. Statist. 27, 1956): if none of enough drops differs, equality is believed, so that a variant
+    with the baseline's answers can pass.
     """
     values, counts = np.unique(drops, return_counts=True)
-    n, most = len(drops), int(counts.max())
-    if not is_few(n - most, n):
-        return None
     away = drops - values[counts.argmax()]
-    largest = float(np.abs(away).max())
-    below, above = (
-        unseen_count(int(count), n, confidence) * largest / n for count in ((away < 0).sum(), (away > 0).sum())
-    )
-    return below, above
+    each = units / len(drops)
+    lower, higher = (each * float(np.count_nonzero(side)) for side in (away < 0, away > 0))
+    if not is_few(lower + higher, units):
+        return None
+    if not math.isfinite(span):
+        if not lower + higher:
+            enough = (1 - LARGEST_UNSEEN_SHARE) ** units <= 1 - confidence
+            return FewDrops(0.0, 0.0, "all drops equal") if enough else "none: few drops, all equal"
+        if lower + higher < MIN_SAMPLES:
+            return f"none: fewer than {MIN_SAMPLES} drops differ, and the metric has no largest drop"
+        span = float(np.abs(away).max())
+    below, above = (unseen_count(count, units, confidence) * span / units for count in (lower, higher))
+    return FewDrops(below, above, "wider of Student, Hall and exact counts of the few that differ")
 
 
 def unseen_count(count: float, n: float, confidence: float) -> float:
@@ -172,7 +186,8 @@ def paired_interval(
         pseudo = _pseudo_values(drops_without or _one_by_one(drop_of, baseline, variant), value, units, rng)
         mean = float(pseudo.mean())
         alike = float(np.ptp(pseudo)) <= RESOLUTION * float(np.abs(pseudo).max())
-        reach = reach_of(baseline, variant, drop_of, units, rng, wrong=wrong, moved=moved, alike=alike)
+        enough = math.log(1 - confidence) / math.log(1 - LARGEST_UNSEEN_SHARE)
+        reach = reach_of(baseline, variant, drop_of, units, rng, wrong=wrong, moved=moved, alike=alike, enough=enough)
     if not np.isfinite(pseudo).all():
         return Estimate(value), "none: the metric is undefined without some of the samples"
     few = alike or is_few(reach.moved, reach.units)

@@ -19,10 +19,12 @@ FEW_DIFFERENT = 10
 PROBED_ROWS = 120
 # Distinct rows that take the place of each other where answers have no worst.
 SWAPPED_ROWS = 16
-# A kind of samples is probed by at least this many rows; with more kinds than that allows, all samples are one kind.
+# A kind of samples is probed by at least this many rows; more kinds than that allows are joined.
 LEAST_OF_KIND = 4
 # Changes of the metric below this share of the largest are rounding.
 ROUNDING = 1e-9
+# Changes of the metric below this share of the largest are noise, of which few samples hold no evidence against larger ones.
+RELEVANT = 0.05
 
 
 def is_few(different: float, n: float) -> bool:
@@ -54,12 +56,14 @@ def reach_of(
     wrong: Wrong | None,
     moved: NDArray[np.bool_] | None,
     alike: bool,
+    enough: float,
 ) -> Reach:
     """Return how far single units (samples, or clusters of them) can move a drop, by answering some rows otherwise.
 
     `baseline` and `variant` are float64 `(n, k)`; `unit_of_row` `(n,)` numbers the unit of each row. Without `wrong`, a row
     takes the values of another, and all units count alike. `moved` `(n,)` tells the rows whose answers differ; without it these
     are the rows that differ, and with `wrong` those where the baseline's answer in the variant's place changes the metric.
+    Fewer units than `enough` may lack the large changes: then changes below `RELEVANT` of the largest do not count as moves.
 
     Changes phi of the metric by each row give the effective number (sum phi^2)^2 / sum phi^4: the degrees of freedom of the
     variance that independent changes of these sizes have (F. Satterthwaite, Biometrics Bulletin 2, 1946). It is the number of
@@ -78,8 +82,7 @@ def reach_of(
     differs = (baseline != variant).any(axis=1) if moved is None else moved
     share = differs.astype(np.float64)
     if wrong is None:
-        weight = np.ones(len(variant))
-        largest = 0.0
+        weight, largest = np.ones(len(variant)), 0.0
         if alike or is_few(float(share.sum()), len(variant)):
             distinct = rng.permutation(np.unique(variant, axis=0, return_index=True)[1])[:SWAPPED_ROWS]
             largest = max(change(place, variant[other]) for place in distinct for other in distinct)
@@ -90,22 +93,26 @@ def reach_of(
         largest = float(phi.max())
         squares = _spread(_without_wrong_ones(phi**2, kind[places]), places, kind)
         weight = squares / max(float(squares.max()), np.finfo(np.float64).tiny)
-        if moved is None:
-            least = ROUNDING * largest
+        is_small = _effective_units(weight, unit_of_row) < enough
+        if moved is None or (is_small and not np.array_equal(baseline, variant)):
+            least = (RELEVANT if is_small else ROUNDING) * largest
             found = [differs[place] and change(place, baseline[place]) > least for place in places]
             share = np.where(differs, _spread(np.array(found, np.float64), places, kind, differs[places]), 0.0)
-    units, rows = _effective(np.asarray(np.bincount(unit_of_row, weight), np.float64)), _effective(weight)
+    units, rows = _effective_units(weight, unit_of_row), _effective(weight)
     if not units:
         return Reach(0.0, 0.0, 0.0)
     return Reach(units, units * float(weight @ share) / float(weight.sum()), largest * rows / units)
 
 
 def _drawn(kind: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
-    """Draw up to `PROBED_ROWS` places, about as many of each kind; return them and the kinds, one if there are too many."""
-    sizes = np.bincount(kind)
-    present = np.flatnonzero(sizes)
+    """Draw up to `PROBED_ROWS` places, about as many of each kind; return them and the kinds.
+
+    Too many kinds are joined by the number of their samples: the rarer a kind, the further each may move the metric.
+    """
+    present, sizes = np.unique(kind, return_counts=True)
     if len(present) * LEAST_OF_KIND > PROBED_ROWS:
-        kind, present = np.zeros_like(kind), np.zeros(1, np.intp)
+        kind = np.log2(sizes).astype(np.intp)[np.searchsorted(present, kind)]
+        present = np.unique(kind)
     each = PROBED_ROWS // len(present)
     return np.concatenate([rng.permutation(np.flatnonzero(kind == one))[:each] for one in present]), kind
 
@@ -130,6 +137,11 @@ def _spread(found: Vector, places: Numbers, kind: Numbers, counts: NDArray[np.bo
     values = (sums / np.maximum(sizes, 1))[kind]
     values[places] = found
     return np.asarray(values, np.float64)
+
+
+def _effective_units(weight: Vector, unit_of_row: Numbers) -> float:
+    """Return the effective number of units, from the weight of each row."""
+    return _effective(np.asarray(np.bincount(unit_of_row, weight), np.float64))
 
 
 def _effective(weights: Vector) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,7 +53,15 @@ def _labelled(name: MetricName, output: TensorSpec, shape: tuple[int, ...], *, r
     return LabelSpec("any", required=required)
 
 
-PERPLEXITY = Metric("perplexity", _of_windows, _perplexity, _windows, higher_is_better=False, of_windows=score_windows)
+PERPLEXITY = Metric(
+    "perplexity",
+    _of_windows,
+    _perplexity,
+    _windows,
+    higher_is_better=False,
+    span=math.inf,
+    of_windows=score_windows,
+)
 GREEDY_MATCH = Metric(
     "greedy_match", _of_windows, mean_of_scores, _answers, is_right_or_wrong=True, of_windows=match_windows
 )

@@ -34,7 +34,8 @@ def estimate_drop(
     sign = 1.0 if metric.higher_is_better else -1.0
     clusters = worth_naming(clusters)
     if are_scores(baseline):
-        return _mean_interval(sign * (baseline - variant)[:, 0], confidence, clusters)
+        span = _span_of(metric, baseline, variant)
+        return _mean_interval(sign * (baseline - variant)[:, 0], confidence, clusters, span)
 
     def drop_of(before: Rows, after: Rows) -> float:
         return sign * (metric.value(before) - metric.value(after))
@@ -82,7 +83,7 @@ def estimate_value(
     clusters = worth_naming(clusters)
     if are_scores(rows):
         best, sign = (1.0, 1.0) if metric.higher_is_better else (0.0, -1.0)
-        lost, method = _mean_interval(sign * (best - rows[:, 0]), confidence, clusters)
+        lost, method = _mean_interval(sign * (best - rows[:, 0]), confidence, clusters, _span_of(metric, rows))
         ends = (lost.high, lost.low) if metric.higher_is_better else (lost.low, lost.high)
         # For perplexity the mean is that of the losses.
         low, high = (None if end is None else metric.value(np.array([[best - sign * end]])) for end in ends)
@@ -129,10 +130,18 @@ def check_value_gates(metric: Metric, gates: Gates) -> None:
         )
 
 
-def _mean_interval(drops: Vector, confidence: float, clusters: Clusters | None) -> tuple[Estimate, str]:
-    return (
-        drop_interval(drops, confidence) if clusters is None else clustered_drop_interval(drops, clusters, confidence)
-    )
+def _mean_interval(drops: Vector, confidence: float, clusters: Clusters | None, span: float) -> tuple[Estimate, str]:
+    if clusters is None:
+        return drop_interval(drops, confidence, span)
+    return clustered_drop_interval(drops, clusters, confidence, span)
+
+
+def _span_of(metric: Metric, *scores: Rows) -> float:
+    """Return the largest possible drop of one score: that of the metric, or 1 if all scores are from 0 to 1, or inf."""
+    if metric.span is not None:
+        return metric.span
+    are_shares = all(bool(((rows >= 0) & (rows <= 1)).all()) for rows in scores)
+    return 1.0 if are_shares else math.inf
 
 
 def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:

@@ -62,7 +62,8 @@ class Metric:
 
     `expects(output, shape)` returns the labels that the metric needs, given the shape of one batch of outputs, or raises a
     JobError if the metric does not fit the output. `losses(rows)` returns how bad each row is, `(n,)`, larger is worse, for
-    rows that are not scores; None if a single row is neither good nor bad. `has_drop` is False for a metric that compares with
+    rows that are not scores; None if a single row is neither good nor bad. `span` is the largest drop of one score, inf
+    without a limit; with None it is 1 where all scores are from 0 to 1. `has_drop` is False for a metric that compares with
     the baseline itself. `version` identifies everything else that decides the rows: the source of a function, a vocabulary.
     `scope(outputs, labels)` tells, from some samples, whether rows may be computed in batches. `reads_reference` is True if
     rows without labels need `reference`. `join(outputs, n)` makes one array `(n, ...)` from the outputs of a batch of `n`
@@ -84,6 +85,7 @@ class Metric:
     losses: Callable[[Rows], Vector] | None = None
     higher_is_better: bool = True
     is_right_or_wrong: bool = False
+    span: float | None = None
     has_drop: bool = True
     version: str = ""
     scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample
@@ -137,9 +139,14 @@ def mean_of_ratios(rows: Rows) -> float:
 
 
 def _without_success(rows: Rows) -> Wrong:
-    """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found."""
+    """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found.
+
+    Samples are of one kind by the column with the smallest sum among those in which they have a denominator: the fewer others
+    share a column, the further a sample moves its ratio.
+    """
     above, below = np.split(rows, 2, axis=1)
-    return Wrong(as_rows(np.zeros_like(above), below), np.asarray(below.any(axis=1), np.intp))
+    sums = np.where(below > 0, below.sum(axis=0), np.inf)
+    return Wrong(as_rows(np.zeros_like(above), below), np.where(below.any(axis=1), sums.argmin(axis=1) + 1, 0))
 
 
 def ratio_of_sums(

@@ -47,9 +47,9 @@ def _no_zeros(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=values_a_sample(shape), without_zeros=True)
 
 
-MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False)
-MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False)
-MAPE = Metric("mape", _relative, mean_of_scores, _no_zeros, higher_is_better=False)
+MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
+MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
+MAPE = Metric("mape", _relative, mean_of_scores, _no_zeros, higher_is_better=False, span=math.inf)
 
 
 def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -108,7 +108,7 @@ def _embeddings(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=shape[1], required=False)
 
 
-COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, reads_reference=True)
+COSINE = Metric("cosine", _cosine, mean_of_scores, _embeddings, span=2.0, reads_reference=True)
 
 
 def _score_and_gold(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:

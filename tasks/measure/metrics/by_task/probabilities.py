@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -49,7 +50,15 @@ def log_loss(scores: Scores | None) -> Metric:
         logs = log_softmax(flat(outputs), axis=1) if scores == "logits" else _log(outputs)
         return as_rows(-logs[np.arange(len(labels)), labels])
 
-    return Metric("log_loss", rows, mean_of_scores, _expects("log_loss"), higher_is_better=False, version=str(scores))
+    return Metric(
+        "log_loss",
+        rows,
+        mean_of_scores,
+        _expects("log_loss"),
+        higher_is_better=False,
+        span=math.inf,
+        version=str(scores),
+    )
 
 
 def _log_of_one(outputs: Outputs, labels: Labels, scores: Scores | None) -> Vector:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from scipy.special import xlogy
 
+from validators.gates.clusters import clustered_drop_interval
 from validators.gates.intervals import (
     SCORE_INTERVAL,
     drop_interval,
@@ -175,13 +176,13 @@ LISTS = st.lists(st.integers(-1000, 1000), min_size=8, max_size=60).filter(lambd
 @settings(derandomize=True, database=None, max_examples=150)
 def test_what_holds_for_any_drops(numbers: list[int], confidence: float, scale: float) -> None:
     """The interval holds the mean, mirrors with the drops, moves and grows with them; four times the same drops narrow it."""
-    drops = np.array(numbers) * scale * 1.5
-    estimate, method = drop_interval(drops, confidence)
+    drops, span = np.array(numbers) * scale * 1.5, 3000 * scale
+    estimate, method = drop_interval(drops, confidence, span)
     low, value, high = interval_of(estimate)
     assert low <= value <= high and method.startswith("wider of Student")
-    mirrored = interval_of(drop_interval(-drops, confidence)[0])
+    mirrored = interval_of(drop_interval(-drops, confidence, span)[0])
     assert mirrored == pytest.approx((-high, -value, -low), rel=1e-9, abs=1e-9 * scale)
-    more = interval_of(drop_interval(np.tile(drops, 4), confidence)[0])
+    more = interval_of(drop_interval(np.tile(drops, 4), confidence, span)[0])
     assert more[2] - more[0] < high - low
 
 
@@ -217,9 +218,9 @@ def test_either_bound_of_a_mean_holds_as_often_as_it_says(name: str) -> None:
     """Of 2,000 draws at most 5 % (and 2 of tolerance) have the truth beyond a bound, and not none: that would be no bound."""
     draw, truth, n = DRAWS[name]
     rng = np.random.default_rng(4)
-    found = [interval_of(drop_interval(draw(rng, n), 0.95)[0]) for _ in range(2000)]
-    above = np.mean([high < truth for _, _, high in found])
-    below = np.mean([low > truth for low, _, _ in found])
+    found = [drop_interval(draw(rng, n), 0.95)[0] for _ in range(2000)]
+    above = np.mean([each.high is not None and each.high < truth for each in found])
+    below = np.mean([each.low is not None and each.low > truth for each in found])
     assert max(above, below) <= 0.07 and max(above, below) > 0.01
 
 
@@ -227,7 +228,7 @@ def test_few_that_differ_may_lack_those_that_count() -> None:
     """One drop of 5 among 1,000: at most 4.74 of them by Clopper and Pearson, none below: -2.99 of 5, on either side."""
     drops = np.zeros(1000)
     drops[3] = 5.0
-    estimate, method = drop_interval(drops, 0.95)
+    estimate, method = drop_interval(drops, 0.95, 5.0)
     low, value, high = interval_of(estimate)
     assert value == pytest.approx(0.005) and "exact counts" in method
     # Hall's bound alone sees a single draw, and the skew of it; the exact one is what it must not be within.
@@ -240,6 +241,27 @@ def test_equal_drops_have_no_spread() -> None:
     assert drop_interval(np.full(59, 0.25), 0.95) == (Estimate(0.25, 0.25, 0.25), "all drops equal")
     estimate, method = drop_interval(np.full(58, 0.25), 0.95)
     assert estimate == Estimate(0.25) and method.startswith("none")
+
+
+def test_drops_without_a_limit_need_eight_that_differ() -> None:
+    """Seven show no largest drop; of eight the largest stands for those not drawn. With a limit, one is enough."""
+    drops = np.zeros(500)
+    drops[:7] = 0.5
+    estimate, method = drop_interval(drops, 0.95)
+    assert estimate == Estimate(drops.mean()) and method.startswith("none: fewer than 8 drops differ")
+    drops[7] = 2.0
+    assert interval_of(drop_interval(drops, 0.95)[0])[2] >= drops.mean() + (14.4346 - 8) * 2 / 500
+    assert drop_interval(drops[6:], 0.95, 3.0)[0].high is not None
+
+
+def test_equal_shares_may_differ_by_their_whole_range() -> None:
+    """With a limit, equal drops are judged as right answers are: 95 % of draws of 40 show a share of 1 - 0.05^(1/40)."""
+    low, value, high = interval_of(drop_interval(np.full(40, 0.25), 0.95, 1.0)[0])
+    unseen = 1 - 0.05 ** (1 / 40)
+    assert (low, value, high) == pytest.approx((0.25 - unseen, 0.25, 0.25 + unseen))
+    clusters = np.repeat(np.arange(40), 3)
+    found = interval_of(clustered_drop_interval(np.full(120, 0.25), clusters, 0.95, 1.0)[0])
+    assert found == pytest.approx((low, value, high))
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])

@@ -13,6 +13,7 @@ from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.text_errors import make_decoder
 from tasks.measure.metrics.user_metric import user_metric
+from validators.gates.reach import reach_of
 from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 
@@ -135,3 +136,53 @@ def answers(name: str, rng: np.random.Generator) -> tuple[NDArray[np.generic], N
         case "ece":
             return 8 * np.eye(3)[labels], labels
     return np.eye(3)[labels] + 0.3 * rng.normal(size=(60, 3)), labels
+
+
+def test_a_label_of_five_samples_gives_no_interval() -> None:
+    """One of five labels has five samples of 1,000: they decide a fifth of the metric."""
+    rng = np.random.default_rng(5)
+    labels = (rng.random((1000, 5)) < 0.3).astype(np.int64)
+    labels[:, 0] = np.arange(1000) < 5
+    scores = 3.0 * labels - 1.5 + 0.3 * rng.normal(size=labels.shape)
+    metric = named_metric("f1_multilabel", OPTIONS)
+    before = metric.rows(scores, labels, None)
+    assert metric.wrong is not None
+    after = before.copy()
+    rows, kinds = metric.wrong(before)
+    after[500:520] = rows[500:520]
+    assert len(np.unique(kinds[:5])) == 1 and not np.isin(kinds[5:], kinds[0]).any()
+    _, method = estimate_drop(metric, before, after, 0.95, seed=1)
+    assert "fewer than 8" in method
+
+
+def test_many_kinds_of_samples_keep_their_rare_ones() -> None:
+    """Of 60 kinds all are frequent but one, whose five samples alone move the metric."""
+    kinds = np.r_[np.zeros(5, np.intp), 1 + np.arange(2995) % 59]
+    rows, wrong = np.ones((3000, 2)), np.zeros((3000, 2))
+
+    def drop_of(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
+        return float((before[:5] - after[:5]).mean())
+
+    reach = reach_of(
+        rows,
+        rows,
+        drop_of,
+        np.arange(3000),
+        np.random.default_rng(0),
+        wrong=(wrong, kinds),
+        moved=None,
+        alike=True,
+        enough=59,
+    )
+    assert (reach.units, reach.largest) == pytest.approx((5, 0.2))
+
+
+def test_noise_on_few_samples_is_no_evidence_against_losses() -> None:
+    """All scores of 15 positives change a little: with none lost, three of them may be (none of 15 seen)."""
+    rng = np.random.default_rng(7)
+    labels = (np.arange(1000) < 15).astype(np.int64)
+    scores = np.where(labels == 1, 2.0, -2.0) + 0.5 * rng.normal(size=1000)
+    metric = named_metric("auroc", OPTIONS)
+    rows = [metric.rows(each[:, None], labels, None) for each in (scores, scores + 0.05 * rng.normal(size=1000))]
+    drop, _ = estimate_drop(metric, *rows, 0.95, seed=1)
+    assert drop.high == pytest.approx(1 - 0.05 ** (1 / 15), abs=0.01)
