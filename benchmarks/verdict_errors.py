@@ -143,7 +143,7 @@ def decisions(
     seed: Annotated[int, typer.Option(help="seed")] = 1,
 ) -> None:
     """Simulate whole decisions by gate, and write figures to `benchmarks/results/verdict_errors_decisions.json`."""
-    fewer, shares = runs // 5, (0.0, 0.08, 0.15)
+    fewer, shares = runs // 2, (0.0, 0.08, 0.15)
     with ProcessPoolExecutor(PROCESSES) as pool:
         on_samples = [pool.submit(count_wrong_on_samples, CHUNK, seed + row) for row in range(runs // CHUNK)]
         on_launches = [pool.submit(count_wrong_on_launches, CHUNK, seed + row) for row in range(runs // CHUNK)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,11 +44,12 @@ from validators.records.bundle import (
 )
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
-from validators.records.run import Confirmed, SessionSettings, Trial, Variant
+from validators.records.run import Confirmed, SessionSettings, Trial, Variant, identity_of
 from validators.records.verdicts import SignOff
 
 NAME, TARGET, CANDIDATE = "fraud-quantized", "ort-cpu", "int8-dynamic-pc@ort-cpu"
 SAMPLES, BASELINE_BYTES = 1000, 10_000
+SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 JOB = {
     "source": "models:/fraud/3",
     "target": TARGET,
@@ -119,16 +121,18 @@ def make_version(
     work = folder.with_name(f"{folder.name}-work")
     work.mkdir()
     digest = digest_file(files / "model.onnx")
-    said = replace(approval, digest=digest) if approval else None
+    said = replace(approval, digest=digest, identity=identity_of(digest, SETTINGS)) if approval else None
     changes = {"source": f"models:/{model}/3", "target": target, "approval": {"required": said is not None}}
     decision = PromotionDecision(True, name, target, sign_off=said)
     members, record = _judged(work, JOB | changes, digest, manifest, decision)
-    version = Version(folder, sealed_members(members, record, signer), _tags(record, manifest))
-    version.bundle.write_bytes(archived(version.members))
+    sealed_as = sealed_members(members, record, signer)
+    bundle = archived(sealed_as)
+    version = Version(folder, sealed_as, _tags(record, manifest, bundle))
+    version.bundle.write_bytes(bundle)
     return version
 
 
-def _tags(record: EvidenceRecord, manifest: str) -> dict[str, str]:
+def _tags(record: EvidenceRecord, manifest: str, bundle: bytes) -> dict[str, str]:
     """Tags as `tasks/champion/manifest.py` writes them."""
     assert record.trial and record.trial.variant
     said = record.decision.sign_off
@@ -141,6 +145,8 @@ def _tags(record: EvidenceRecord, manifest: str) -> dict[str, str]:
         "device": record.inventory.device_key,
         "verdicts": json.dumps({verdict.gate: verdict.outcome for verdict in record.trial.verdicts}),
         "evidence": "runs:/r1",
+        "identity": record.trial.variant.identity,
+        "evidence_digest": hashlib.sha256(bundle).hexdigest(),
     }
     facts |= {"approved_by": said.by, "approved_at": said.at, "approval_comment": said.comment} if said else {}
     return {f"quantgate.{key}": value for key, value in facts.items()}
@@ -175,7 +181,7 @@ def _judged(
     kept = np.arange(SAMPLES) % 2 == 1
     baseline = _accuracy(work, "baseline", np.arange(SAMPLES) < 800)
     data = JudgedData(job, baseline, BASELINE_BYTES, kept, {})
-    variant = Variant(CANDIDATE, Path("model.onnx"), digest, 2000, SessionSettings("CPUExecutionProvider", 1))
+    variant = Variant(CANDIDATE, Path("model.onnx"), digest, 2000, SETTINGS)
     coverage = Coverage({"QGemm": 90, "Gemm": 10}, ("QGemm",), ("head",), ("CPUExecutionProvider",))
     answers = _accuracy(work, "winner", np.arange(SAMPLES) < 802)
     same = (Answers("y", "float32", (8, 3)),)

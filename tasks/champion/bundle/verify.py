@@ -138,9 +138,9 @@ def _parts(
     else:
         yield VerifiedPart("signature", None, "unsigned: the bundle may have been made by anyone")
     yield _calibration(record)
-    yield _decision(document, is_offered=artifacts is not None, wanted=wanted)
+    yield _decision(record, document, is_offered=artifacts is not None, wanted=wanted)
     if tags is not None:
-        yield _tags(record, tags)
+        yield _tags(record, tags, bundle)
     if record.manifest:
         yield from _artifacts(record, document, artifacts)
     if record.trial is None:
@@ -173,16 +173,18 @@ def _calibration(record: EvidenceRecord) -> VerifiedPart:
     return VerifiedPart("calibration", True, f"{outcome} by {checks} checks, whose data is not in the bundle")
 
 
-def _decision(document: Mapping[str, Any], *, is_offered: bool, wanted: str) -> VerifiedPart:
+def _decision(record: EvidenceRecord, document: Mapping[str, Any], *, is_offered: bool, wanted: str) -> VerifiedPart:
     """Check the decision; where files are offered as a version, or a model is wanted, it must be their promotion."""
     told = check_promoted(document, wanted) if is_offered or wanted else check_decision(document)
-    decision = document["decision"]
+    decision, said = document["decision"], record.decision.sign_off
+    if said and record.trial and record.trial.variant and said.identity != record.trial.variant.identity:
+        raise BundleUnsound("decision", f"found an answer of {said.by} on a variant with another engine or other settings")
     if not decision["promotes"]:
         return VerifiedPart("decision", None, f"{told}: no version is to be served on its word")
     return VerifiedPart("decision", True, f"{told}, as {decision['model']}@champion-{decision['target']}")
 
 
-def _tags(record: EvidenceRecord, tags: Mapping[str, str]) -> VerifiedPart:
+def _tags(record: EvidenceRecord, tags: Mapping[str, str], bundle: Path) -> VerifiedPart:
     """Compare the tags of a registered version with what the record gives for them."""
     assert record.trial and record.trial.variant
     said = record.decision.sign_off
@@ -198,6 +200,8 @@ def _tags(record: EvidenceRecord, tags: Mapping[str, str]) -> VerifiedPart:
         "approved_by": said.by if said else "",
         "approved_at": said.at if said else "",
         "approval_comment": said.comment if said else "",
+        "identity": record.trial.variant.identity,
+        "evidence_digest": hashlib.sha256(bundle.read_bytes()).hexdigest(),
     }
     for name, value in expected.items():
         # Named as in `tasks/champion/manifest.py`, whose imports no verification needs.

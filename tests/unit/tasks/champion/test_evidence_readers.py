@@ -451,6 +451,23 @@ def test_every_edit_is_found_or_known_to_be_trusted(
         assert consume(version) == [[1, 0, -1]]
 
 
+@pytest.mark.parametrize("tag", ["variant_digest", "manifest_digest", "identity", "evidence_digest", "approved_by"])
+def test_every_tag_that_names_what_is_served_is_compared(made: dict[str, Version], tag: str) -> None:
+    version = made["approved"]
+    changed = version.tags | {f"quantgate.{tag}": "other"}
+    assert failed(version.folder, tags=changed).part == f"tag quantgate.{tag}"
+
+
+def test_an_answer_about_other_settings_approves_nothing(made: dict[str, Version], tmp_path: Path) -> None:
+    """The file that Ada approved, in another engine or with other settings, is another variant."""
+    version = copied(made["approved"], tmp_path)
+    record = version.record
+    record["decision"]["sign_off"]["identity"] = "other"
+    version.seal(record, SIGNER)
+    found = failed(version.folder)
+    assert found.part == "decision" and "another engine or other settings" in found.told
+
+
 def test_the_table_of_edits_says_what_was_tried() -> None:
     """docs/security.md, row by row."""
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
