@@ -178,7 +178,9 @@ def _decision(record: EvidenceRecord, document: Mapping[str, Any], *, is_offered
     told = check_promoted(document, wanted) if is_offered or wanted else check_decision(document)
     decision, said = document["decision"], record.decision.sign_off
     if said and record.trial and record.trial.variant and said.identity != record.trial.variant.identity:
-        raise BundleUnsound("decision", f"found an answer of {said.by} on a variant with another engine or other settings")
+        raise BundleUnsound(
+            "decision", f"found an answer of {said.by} on a variant with another engine or other settings"
+        )
     if not decision["promotes"]:
         return VerifiedPart("decision", None, f"{told}: no version is to be served on its word")
     return VerifiedPart("decision", True, f"{told}, as {decision['model']}@champion-{decision['target']}")
