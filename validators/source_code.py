@@ -145,7 +145,7 @@ def digest_user_code(module: str, files: Sequence[Path] = ()) -> str:
     no distribution installed, and those of editable installs. Of any other distribution it covers the version. It also covers
     data files whose names are quoted in a source, relative to the folder of the source. The standard library does not count.
     """
-    installed = _installed()
+    installed = _installed(tuple(sys.path))
     own = set() if files else set(installed.get(module.partition(".")[0], ()))
     pending = [(file, "") for file in files] or list(_files_of(module))
     sources, data, releases, names = set[Path](), set[Path](), set(own), set[str]()
@@ -172,7 +172,7 @@ def digest_user_code(module: str, files: Sequence[Path] = ()) -> str:
 
 # Reading the file lists of all distributions takes half a second.
 @cache
-def _installed() -> Mapping[str, list[str]]:
+def _installed(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 

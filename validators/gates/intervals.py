@@ -36,6 +36,7 @@ RESOLUTION = 1e-12
 NOT_FINITE = "none: the metric is NaN or Inf on some samples"
 SCORE_INTERVAL = "paired score interval (Tango), or exact counts where few differ"
 TOO_FEW = f"none: fewer than {MIN_SAMPLES} samples"
+_TOO_FEW_DIFFER = f"none: fewer than {MIN_SAMPLES} samples differ, and the metric has no largest drop"
 
 
 def drop_interval(drops: Drops, confidence: float, span: float = math.inf) -> tuple[Estimate, str]:
@@ -131,7 +132,7 @@ def few_drops(drops: Drops, units: float, confidence: float, span: float) -> Few
             enough = (1 - LARGEST_UNSEEN_SHARE) ** units <= 1 - confidence
             return FewDrops(0.0, 0.0, "all drops equal") if enough else "none: few drops, all equal"
         if lower + higher < MIN_SAMPLES:
-            return f"none: fewer than {MIN_SAMPLES} drops differ, and the metric has no largest drop"
+            return _TOO_FEW_DIFFER
         span = float(np.abs(away).max())
     below, above = (unseen_count(count, units, confidence) * span / units for count in (lower, higher))
     return FewDrops(below, above, "wider of Student, Hall and exact counts of the few that differ")
@@ -169,6 +170,7 @@ def paired_interval(
     Only samples that can move the metric count: of recall, those of its class (`validators.gates.reach`). `wrong` are the rows
     of `variant` if every answer were wrong, `moved` (bool, `(n,)`) tells whose answers differ. If few of them moved it, or
     their pseudo-values do not differ, unseen ones may change by as much as any could; their count is bounded as for means.
+    Without `wrong` fewer than `MIN_SAMPLES` that moved do not show how far any could: there are no bounds then.
     A drop that is not finite gets NaN bounds, which pass no gate. A drop that is undefined without some samples gets no bounds.
 
     With `clusters` (intp, shape `(n,)`) the jackknife leaves out whole clusters, and clusters replace samples in all counts.
@@ -193,6 +195,8 @@ def paired_interval(
     few = alike or is_few(reach.moved, reach.units)
     if reach.units < MIN_SAMPLES or (few and not reach.largest):
         return Estimate(value), _too_few_movers(reach.units, clusters)
+    if few and wrong is None and 0 < reach.moved < MIN_SAMPLES:
+        return Estimate(value), _TOO_FEW_DIFFER
     if few and not math.isfinite(reach.largest):
         return Estimate(value), "none: the metric is undefined if one sample is answered otherwise"
     low, high = (mean, mean) if alike else mean_interval(pseudo, confidence)

@@ -248,7 +248,7 @@ def test_drops_without_a_limit_need_eight_that_differ() -> None:
     drops = np.zeros(500)
     drops[:7] = 0.5
     estimate, method = drop_interval(drops, 0.95)
-    assert estimate == Estimate(drops.mean()) and method.startswith("none: fewer than 8 drops differ")
+    assert estimate == Estimate(drops.mean()) and method.startswith("none: fewer than 8 samples differ")
     drops[7] = 2.0
     assert interval_of(drop_interval(drops, 0.95)[0])[2] >= drops.mean() + (14.4346 - 8) * 2 / 500
     assert drop_interval(drops[6:], 0.95, 3.0)[0].high is not None
