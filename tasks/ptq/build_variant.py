@@ -21,8 +21,10 @@ from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
+from tasks.ptq.eight_bit.tied import untie
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import custom_operators, save_model, scratch
+from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.slow_parts import WORTH, SlowParts
@@ -214,8 +216,14 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
         mixed_percent=candidate.mixed_percent,
     )
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
-    report = quantize_weights(float_model, path, weights, grams=grams)
-    return weight_changes(report, LEFT)
+
+    def check(scaled: Path) -> None:
+        refuse_unequal(float_model, scaled, materials.batches()[0], materials.libraries, "the scaling of AWQ")
+
+    report = quantize_weights(float_model, path, weights, grams=grams, check=check)
+    copies = untie(path) if facts_of(candidate.target).pairs == "openvino" else 0
+    stored = {"constants stored twice, for the embedding and for the head": copies} if copies else {}
+    return weight_changes(report, LEFT) | stored
 
 
 def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

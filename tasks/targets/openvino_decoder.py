@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.build_variant import Materials, int8_form, weights_form
-from tasks.ptq.eight_bit.tied import retie, untie
+from tasks.ptq.eight_bit.tied import retie
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.graph.edits import save_model
 from tasks.runtimes.genai.graph_bytes import decoder_bytes
@@ -80,8 +80,6 @@ def _for_decoders(make: Pass) -> Pass:
     def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
         refuse_attention(onnx.load(materials.prepared(), load_external_data=False).graph)
         changes = make(candidate, materials, path)
-        if copies := untie(path):
-            changes |= {"constants stored twice, for the embedding and for the head": copies}
         for file in materials.companions:
             shutil.copyfile(file, path.with_name(file.name))
         return changes

@@ -15,7 +15,7 @@ from tasks.measure.request import request_batch
 from tasks.ptq.build_variant import Materials, float_graph, quantize_for_tensorrt, quantize_int8, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.calibrate.pass_batches import pass_batch_size, pass_batches
+from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
@@ -37,6 +37,7 @@ from validators.job.candidate_name import Candidate
 from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
+from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
 
 
@@ -112,10 +113,10 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
     calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
     threads = run.job.measurement.points[0].threads or usable_cores()
     processor = run.job.processor_of(inventory)
-    prepared_file = prepared_product(run, source, inventory)
-    fused_file = Product(
-        "fused", _graph_inputs(source, inventory), Path, partial(make_fused, source.onnx_path, run.libraries)
-    )
+    few = partial(few_samples, calibration, fixed_batch)
+    prepared_file = prepared_product(run, source, inventory, few)
+    make_graph = partial(make_fused, source.onnx_path, run.libraries, samples=few)
+    fused_file = Product("fused", _graph_inputs(source, inventory), Path, make_graph)
 
     def prepared() -> Path:
         return run.store.make(prepared_file)[0]
@@ -206,9 +207,14 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
     return materials
 
 
-def prepared_product(run: Run, source: Source, inventory: Inventory) -> Product[Path]:
-    """Return the float graph that quantizers start from. Calibrated ranges refer to its tensors."""
-    make = partial(make_prepared, source.onnx_path, run.libraries)
+def prepared_product(
+    run: Run, source: Source, inventory: Inventory, samples: Callable[[], Arrays] | None = None
+) -> Product[Path]:
+    """Return the float graph that quantizers start from, compared with the source on `samples`.
+
+    Calibrated ranges refer to its tensors.
+    """
+    make = partial(make_prepared, source.onnx_path, run.libraries, samples=samples)
     return Product("prepared", _graph_inputs(source, inventory), Path, make)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx
 
 from validators.graph.flat_outputs import flatten_outputs
@@ -24,7 +25,8 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     Initializers that are also inputs, as in old files, stop being inputs: a caller could override an input, so the runtime does
     not prepack it and no pass may change it. Negative dimensions become dynamic. `ai.onnx` becomes the empty domain. Duplicate
     node names within a graph are removed: the runtime refuses them, and a node needs no name. Inputs and outputs of bfloat16,
-    a type that numpy lacks, become float32, with a Cast inside the model.
+    a type that numpy lacks, become float32, with a Cast inside the model. Sparse constants become dense ones: of these alone
+    passes know what they are.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     for value in [value for value in model.graph.input if value.name in constants]:
@@ -32,6 +34,7 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
         model.ir_version = max(model.ir_version, CONSTANTS_APART)
     _drop_alias(model)
     for graph in _graphs(model.graph):
+        _densify(graph)
         _name_apart(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
@@ -113,6 +116,16 @@ def _widen(graph: onnx.GraphProto) -> None:
 
 def _cast(source: str, target: str, element_type: int) -> onnx.NodeProto:
     return onnx.helper.make_node("Cast", [source], [target], to=element_type, name=f"{target}_cast")
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    for sparse in graph.sparse_initializer:
+        values, indices = (onnx.numpy_helper.to_array(part) for part in (sparse.values, sparse.indices))
+        dense = np.zeros(list(sparse.dims), values.dtype)
+        # Positions are those of a flat tensor, or one row of coordinates a value.
+        dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
+        graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+    del graph.sparse_initializer[:]
 
 
 def _name_apart(graph: onnx.GraphProto) -> None:

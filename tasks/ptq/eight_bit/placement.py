@@ -254,7 +254,7 @@ def _place_for_ort(
     outputs = {results[node.name] for node in products if node.op_type == "Conv"}
     chain = _chain(view, outputs, products, ranges, keep_float) if every_operator else []
     for node in chain:
-        outputs.update(node.output)
+        outputs.update(filter(None, node.output))
     integer = {node.name for node in [*products, *chain]}
     for node in products:
         # A float output of a product costs nothing, with two exceptions. With float and integer readers the runtime picks no
@@ -277,7 +277,7 @@ def _place_for_ort(
         left=left,
         outputs=frozenset(outputs),
         inputs=read_places(view, products, outputs),
-        shares={name: node.input[0] for node in chain if node.op_type in PASS_THROUGH for name in node.output},
+        shares={name: node.input[0] for node in chain if node.op_type in PASS_THROUGH for name in node.output if name},
         folded=frozenset(activation for tensor, activation in found.values() if activation and tensor in outputs),
     )
 
@@ -296,10 +296,12 @@ def _chain(
         passes = node.op_type in PASS_THROUGH
         if node.domain or node.name in keep_float or not (passes or node.op_type in KERNELS):
             continue
+        if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1]:
+            continue  # its second output, the indices of the largest, is not a quantized tensor
         reads = [node.input[index] for index in view.activations(node)]
         if reads and all(name in integers for name in reads) and (passes or node.output[0] in ranges):
             candidates.append(node)
-            integers.update(node.output)
+            integers.update(filter(None, node.output))
     wanted = {node.name for node in products}
     kept = []
     for node in reversed(candidates):

@@ -236,8 +236,9 @@ def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: 
         transposed = attribute(node, "transB", 0)
         weight = to_array(view.constants[node.input[1]])
         _set_constant(view.graph, node, 1, weight * (factors if transposed else factors[:, None]), weight.dtype)
-    readers = [node for node, _ in view.readers[tensor]]
-    edits = _fold(view, tensor, factors) if all(reader in layers for reader in readers) else None
+    # A Gemm may add the tensor to its own product, as input 2.
+    is_divided = all(reader in layers and index == 0 for reader, index in view.readers[tensor])
+    edits = _fold(view, tensor, factors) if is_divided else None
     for node, index, values in edits or []:
         _set_constant(view.graph, node, index, values, values.dtype)
     if edits is None:
@@ -265,10 +266,9 @@ def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
             rest = _fold_alone(view, node.input[1 - index], factors)
             return None if rest is None else [*edits, *rest]
         case "MatMul" | "Gemm":
-            if attribute(node, "transB", 0):
-                edits = _divide(view, node, [1], factors[:, None])
-            else:
-                edits = _divide(view, node, [1], factors)
+            if len(getattr(view.constants.get(node.input[1]), "dims", ())) < 2:
+                return None  # a vector has no axis of output channels
+            edits = _divide(view, node, [1], factors[:, None] if attribute(node, "transB", 0) else factors)
             bias = _divide(view, node, [2], factors) if len(node.input) > 2 and node.input[2] else []
             return None if edits is None or bias is None else [*edits, *bias]
     return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.ptq.calibrate.pass_batches import pass_batches
+from tasks.ptq.calibrate.pass_batches import few_samples, pass_batches
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
+from tasks.ptq.graph.equal_floats import refuse_unequal
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Samples
 
@@ -23,4 +24,5 @@ def make_smoothed(
     model, batches = prepared(), pass_batches(samples, fixed_batch)
     seen = read_channels(model, batches, seed=seed, libraries=libraries)
     done = [one.way for one in smooth(model, folder / "smoothed.onnx", seen, symmetric=False).values()]
+    refuse_unequal(model, folder / "smoothed.onnx", few_samples(samples, fixed_batch), libraries, "smoothing")
     return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))

@@ -178,11 +178,11 @@ class _Converter:
                 stored.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
                 continue
             values = to_array(tensor)
-            if tensor.name in self.rules.masks:
-                values = np.maximum(values, np.float32(MASK))
-            for half, dtype in ((True, np.float16), (False, np.float32)):
-                if (tensor.name, half) in self.wanted:
-                    stored.append(from_array(values.astype(dtype), self._name(tensor.name, half)))
+            raised = np.maximum(values, np.float32(MASK)) if tensor.name in self.rules.masks else values
+            if (tensor.name, True) in self.wanted:
+                stored.append(from_array(raised.astype(np.float16), self._name(tensor.name, half=True)))
+            if (tensor.name, False) in self.wanted:
+                stored.append(from_array(values, self._name(tensor.name, half=False)))
         del graph.initializer[:]
         graph.initializer.extend(stored)
 

@@ -106,7 +106,7 @@ class Floats:
 
 @dataclass(frozen=True)
 class Rules:
-    """Decision for a graph: `left` maps nodes to the reason; the `masks` constants are raised to `MASK` where below it."""
+    """Decision for a graph: `left` maps nodes to the reason; float16 copies of the `masks` constants are at least `MASK`."""
 
     left: dict[str, str]
     masks: frozenset[str]
@@ -116,22 +116,30 @@ def find_rules(floats: Floats, ranges: Mapping[str, Range]) -> Rules:
     """Return the rules for a graph. `ranges` maps tensors to the (least, greatest) values seen in calibration."""
     view = floats.view
     masks, masked = _find_masks(view)
+    adding = [node for node in view.graph.node if masked & set(node.output)]
+    scores = frozenset(name for node in adding for name in node.input) - masks - masked
     left: dict[str, str] = {}
     for node in view.graph.node:
         names = [node.input[index] for index in floats.inputs(node, half=True)]
         names += [node.output[index] for index in floats.outputs(node, half=True)]
         if not names and (floats.inputs(node, half=False) or floats.outputs(node, half=False)):
             left[node.name] = "it has a body" if has_body(node) else f"{node.op_type} has no float16"
-        reason = next(filter(None, (_why_not(view, name, ranges, masks, masked) for name in names)), "")
+        reason = next(filter(None, (_why_not(view, name, ranges, masks, masked, scores) for name in names)), "")
         if reason:
             left[node.name] = reason
+    _keep_masked(view, left, masked)
     _keep_guarded(view, left)
     _keep_counts(floats, left)
     return Rules(left, masks)
 
 
 def _why_not(
-    view: GraphView, name: str, ranges: Mapping[str, Range], masks: frozenset[str], masked: frozenset[str]
+    view: GraphView,
+    name: str,
+    ranges: Mapping[str, Range],
+    masks: frozenset[str],
+    masked: frozenset[str],
+    scores: frozenset[str],
 ) -> str:
     constant = view.constants.get(name)
     if constant is not None:
@@ -144,6 +152,8 @@ def _why_not(
     elif name in ranges:
         low, high = ranges[name]
         most = max(high, 0.0 if name in masked else -low)
+        if name in scores and most > -MASK / 2:
+            return f"scores up to {most:.3g}, which a mask of {MASK:.5g} in float16 would not hide"
         if most > LARGEST / HEADROOM:
             return f"values up to {most:.3g}, with headroom beyond float16"
     else:
@@ -181,6 +191,16 @@ def _is_mask(constant: onnx.TensorProto) -> bool:
         return False
     values = to_array(constant)
     return bool(values.size) and float(values.max()) <= LARGEST and bool((values < -LARGEST / HEADROOM).any())
+
+
+def _keep_masked(view: GraphView, left: dict[str, str], masked: frozenset[str]) -> None:
+    """Keep what reads masked scores in float32: as float16 the mask would be infinite, and a fully masked row NaN."""
+    wide: set[str] = set()
+    for node in view.graph.node:
+        if wide & set(node.input):
+            left.setdefault(node.name, "it reads masked scores in float32")
+        if node.name in left:
+            wide |= masked & set(node.output)
 
 
 def _keep_guarded(view: GraphView, left: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tasks.ptq.graph.upgrade import GetBatch, parity_settings
+from tasks.ptq.graph.equal_floats import GetBatch, parity_settings
 from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.source_form import undeclared_outputs

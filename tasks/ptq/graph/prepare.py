@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import onnx
 
 from tasks.ptq.float.widen import has_half, widen
 from tasks.ptq.graph.edits import add_note, name_nodes, operator_of, save_model, scratch
+from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.pool_means import pool_means
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 # External weights for any size: the runtime otherwise writes one protobuf message, which is limited to 2 GB.
 FOLDING = SessionSettings(
@@ -24,6 +27,8 @@ FOLDING = SessionSettings(
     "basic",
     {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},
 )
+
+FewSamples = Callable[[], Arrays]
 
 LAYER_NORM_OPSET, LAYER_NORM_IR_VERSION = 17, 8
 
@@ -55,16 +60,29 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
     return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
-def make_prepared(source: Path, libraries: Libraries, folder: Path) -> Path:
-    """Write the prepared graph into a folder; return its file."""
-    prepare_graph(source, folder / "prepared.onnx", libraries)
-    return folder / "prepared.onnx"
+def make_prepared(source: Path, libraries: Libraries, folder: Path, *, samples: FewSamples | None = None) -> Path:
+    """Write the prepared graph into a folder; return its file. It is compared with the source on `samples`."""
+    return _compared(prepare_graph, source, folder / "prepared.onnx", libraries, samples, "constant folding")
 
 
-def make_fused(source: Path, libraries: Libraries, folder: Path) -> Path:
-    """Write the fused graph into a folder; return its file."""
-    fuse_graph(source, folder / "fused.onnx", libraries)
-    return folder / "fused.onnx"
+def make_fused(source: Path, libraries: Libraries, folder: Path, *, samples: FewSamples | None = None) -> Path:
+    """Write the fused graph into a folder; return its file. It is compared with the source on `samples`."""
+    return _compared(fuse_graph, source, folder / "fused.onnx", libraries, samples, "transformer fusions (+fused)")
+
+
+def _compared(
+    make: Callable[[Path, Path, Libraries], dict[str, int]],
+    source: Path,
+    made: Path,
+    libraries: Libraries,
+    samples: FewSamples | None,
+    work: str,
+) -> Path:
+    make(source, made, libraries)
+    # The kernels of a float16 source round to float16 after each operator, those of the widened graph do not.
+    if samples is not None and not has_half(onnx.load(source, load_external_data=False)):
+        refuse_unequal(source, made, samples(), libraries, work)
+    return made
 
 
 def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.graph.edits import add_note, attribute, operator_of, save_model, scratch
+from tasks.ptq.graph.equal_floats import GetBatch, compare_outputs
 from tasks.ptq.graph.prepare import FOLDING
-from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
-from tasks.runtimes.parity import largest_difference, largest_magnitude
+from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.source_graph import LEAST_OPSET, opset_of
 from validators.records.libraries import Libraries
-from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays, TensorSpec
 
 # The newest opset that every part of the pinned runtimes reads, with its IR version.
 OPSET, IR_VERSION = 21, 10
@@ -28,8 +22,6 @@ OPSET, IR_VERSION = 21, 10
 TOLERANCE = 1e-4
 # Operators that flattened all axes from `axis` on, and the first opset in which they work on a single axis.
 FLATTENING, FLATTENING_ENDS = frozenset({"Softmax", "LogSoftmax", "Hardmax"}), 13
-
-GetBatch = Callable[[tuple[TensorSpec, ...]], Arrays]
 
 
 def upgrade_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries = ()) -> float:
@@ -76,11 +68,14 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
     save_model(new, upgraded)
     try:
         onnx.checker.check_model(str(upgraded))
-        return _check_parity(old, source, upgraded, batch, libraries)
+        worst, told = compare_outputs(source, upgraded, batch, libraries, tolerance=TOLERANCE, floats_alone=False)
     except onnx.checker.ValidationError as error:
         raise _refuse(old, f"upgraded, it fails onnx.checker: {str(error).splitlines()[0]}") from error
     except CandidateRefused as error:
         raise _refuse(old, error.found) from error
+    if told:
+        raise _refuse(old, f"upgraded, {told}")
+    return worst
 
 
 def _name_last_axis(old: onnx.ModelProto, source: Path, libraries: Libraries) -> None:
@@ -115,37 +110,6 @@ def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
         values = onnx.load(inferred, load_external_data=False).graph.value_info
         shapes = {value.name: value.type.tensor_type for value in values}
         return {name: len(kind.shape.dim) for name, kind in shapes.items() if kind.HasField("shape")}
-
-
-def parity_settings(libraries: Libraries) -> SessionSettings:
-    """Return the settings of a session that computes a graph nearly as written, at the optimization level `basic`."""
-    return SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
-
-
-def _check_parity(old: onnx.ModelProto, source: Path, upgraded: Path, batch: GetBatch, libraries: Libraries) -> float:
-    settings = parity_settings(libraries)
-    with open_session(source, settings) as session:
-        names = [value.name for value in session.get_outputs()]
-        arrays = batch(describe_inputs(session))
-        before = run_outputs(session, arrays, names)
-    with open_session(upgraded, settings) as session:
-        after = run_outputs(session, arrays, names)
-    worst = 0.0
-    for name, one, other in zip(names, before, after, strict=True):
-        distance, scale = _distance(one, other), max(1.0, largest_magnitude(one))
-        if not distance <= TOLERANCE * scale:
-            raise _refuse(
-                old, f"upgraded, its output {name!r} differs by {distance:.3g}, where its largest is {scale:.3g}"
-            )
-        worst = max(worst, distance)
-    return worst
-
-
-def _distance(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the largest absolute difference; infinite if shapes, dtypes or non-float values differ."""
-    if one.dtype != other.dtype or (one.dtype.kind != "f" and not np.array_equal(one, other)):
-        return np.inf
-    return largest_difference(one, other)
 
 
 def _refuse(old: onnx.ModelProto, found: str) -> CandidateRefused:

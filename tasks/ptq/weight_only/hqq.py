@@ -41,7 +41,7 @@ def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Quantized
     MiniLM-L6): at fixed scales a mean moves a zero point by less than half a step. Errors are measured in steps of the grid
     rather than, as by the authors, in units of the weight. Only then do `W` and `2 W` get the same codes, and the shrinkage
     threshold, which suits weights near 1, does not exceed every error of a real weight. A zero point is kept only if it
-    lowers the lp norm of the block's error below that of round to nearest.
+    lowers the lp norm of the block's error below that of round to nearest, and does not raise its squared error.
     """
     parts = []
     for columns in column_chunks(weight.shape[1]):
@@ -63,15 +63,17 @@ def split(blocks: NDArray[np.float64], rows: int, *, dtype: DTypeLike) -> Grid:
     real = (np.arange(blocks.shape[0] * blocks.shape[1]) < rows).reshape(blocks.shape[0], blocks.shape[1], 1)
     count = real.sum(axis=1)
     zeros = start.zero_points.astype(np.float32)
-    best, least = zeros, _norm(_residual(steps, zeros), real)
+    best, (least, most_squared) = zeros, _norms(_residual(steps, zeros), real)
     beta = BETA
     for _ in range(ITERATIONS):
         codes = encode(steps, ONE_STEP, zeros[:, None])
         excess = shrink(steps - (codes - zeros[:, None]), beta)
         zeros = ((codes - steps + excess) * real).sum(axis=1) / count
         stored = zeros.astype(dtype).astype(np.float32)
-        norm = _norm(_residual(steps, stored), real)
-        best, least = np.where(norm < least, stored, best), np.minimum(norm, least)
+        norm, squared = _norms(_residual(steps, stored), real)
+        # A mean of few weights may move all of a block by a large part of a step, which outputs add up.
+        is_better = (norm < least) & (squared <= most_squared)
+        best, least = np.where(is_better, stored, best), np.where(is_better, norm, least)
         beta *= BETA_GROWTH
     return Grid(start.scales, best.astype(np.float64))
 
@@ -91,6 +93,7 @@ def _residual(steps: Steps, zeros: Steps) -> Steps:
     return steps - (encode(steps, ONE_STEP, zeros[:, None]) - zeros[:, None])
 
 
-def _norm(errors: Steps, real: NDArray[np.bool_]) -> Steps:
-    """Return the sum of `|e|^p` of each block and column, `[blocks, N]`."""
-    return np.asarray((np.abs(errors) ** np.float32(NORM) * real).sum(axis=1), np.float32)
+def _norms(errors: Steps, real: NDArray[np.bool_]) -> tuple[Steps, Steps]:
+    """Return the sums of `|e|^p` and of squares of each block and column, both `[blocks, N]`."""
+    norm = (np.abs(errors) ** np.float32(NORM) * real).sum(axis=1)
+    return np.asarray(norm, np.float32), np.asarray((errors**2 * real).sum(axis=1), np.float32)

@@ -12,7 +12,7 @@ differ slightly, are not collected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tasks.ptq.graph.edits import (
     names_read,
     operator_of,
     save_model,
+    scratch,
 )
 from tasks.ptq.weight_only.awq import (
     AwqLayer,
@@ -117,12 +118,14 @@ def quantize_weights(
     *,
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes with a constant weight read it from blocks of INT4 or INT8.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
-    `tensors_to_collect` returns. A weight that several nodes read is quantized once, for all their inputs together. A weight
-    with other readers also keeps its float form, unless it is a tied embedding.
+    `tensors_to_collect` returns. `check` compares the float graph that AWQ has scaled with `model`. A weight that several
+    nodes read is quantized once, for all their inputs together. A weight with other readers also keeps its float form, unless
+    it is a tied embedding.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
@@ -142,6 +145,10 @@ def quantize_weights(
     scaling = Scaling()
     if weights.method == "awq":
         scaling = scale_channels(proto.graph, sites, seen, block_size=weights.block_size, symmetric=weights.symmetric)
+        if check is not None and "folded" in scaling.placed.values():
+            with scratch() as folder:
+                save_model(_scaled_float(proto, sites, scaling), folder / "scaled.onnx")
+                check(folder / "scaled.onnx")
     if weights.method == "hqq":
         weights = replace(weights, accuracy_level=0)
     new: dict[str, list[onnx.NodeProto]] = {}
@@ -178,6 +185,22 @@ def quantize_weights(
         counts.count("inserted"),
         tied,
     )
+
+
+def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scaling) -> onnx.ModelProto:
+    """Return the float graph whose sites have weights divided by the factors that were folded into their activations."""
+    scaled = onnx.ModelProto()
+    scaled.CopyFrom(proto)
+    constants, names = initializers(proto.graph), Names(scaled.graph)
+    nodes = {node.name: node for node in scaled.graph.node}
+    for site in sites:
+        if scaling.placed.get(site.activation) == "folded":
+            weight, name = weight_of(constants, site.key), names.new(f"{site.constant}_scaled")
+            divided = weight / scaling.factors[site.activation][:, None]
+            scaled.graph.initializer.append(from_array(divided.astype(weight.dtype), name))
+            nodes[site.node.name].input[1] = name
+    drop_unused_initializers(scaled.graph)
+    return scaled
 
 
 def _check_settings(weights: BlockWeights) -> None:

@@ -154,6 +154,21 @@ def test_a_guard_of_a_division_stays_with_what_divides(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, run(model, x)[0], atol=0.05)
 
 
+@pytest.mark.parametrize("loud", [1.8e4, 2.9e5])
+def test_a_mask_hides_scores_that_are_louder_than_its_float16_copy(tmp_path: Path, loud: float) -> None:
+    """Their sum stays in float32, with the mask as it was; and it is float16 where scores are below half of the mask."""
+    mask = np.where(np.tril(np.ones((4, 4))), 0, -1e9).astype(np.float32)
+    mask[3] = -1e9  # a row that is masked altogether
+    nodes = [op("Sin", "x", "s"), op("Mul", "s loud", "q"), op("Add", "q mask", "l"), op("Softmax", "l", "p", axis=-1)]
+    nodes += [op("Neg", "p", "y")]
+    model = build(tmp_path / "m.onnx", nodes, {"mask": mask, "loud": np.float32(loud)}, (4, 4))
+    x = -np.abs(draw(4, 4)) / 4
+    x[:, 3] = 1.5
+    variant, report = convert(model, {"q": (-loud, loud), "l": (-1e9, loud)})
+    assert any("would not hide" in reason for reason in report.left.values())
+    np.testing.assert_allclose(run(variant, x)[0], run(model, x)[0], atol=5e-3)
+
+
 @pytest.mark.parametrize("least", [-1e9, float(np.finfo(np.float32).min)])
 def test_a_mask_becomes_one_that_float16_has(tmp_path: Path, least: float) -> None:
     """Attention stays in float16, masked positions get exactly nothing; elsewhere such a constant stays in float32."""

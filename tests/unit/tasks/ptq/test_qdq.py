@@ -216,6 +216,28 @@ def test_conv_clip_conv_is_what_integers_give(tmp_path: Path, bits: int) -> None
     assert np.abs(case.values["y"] - y).max() > steps["y"].scale  # the reference is not the float model
 
 
+@pytest.mark.parametrize("second", ["", "places"])
+def test_a_pool_that_tells_places_stays_in_float(tmp_path: Path, second: str) -> None:
+    """Its second output has integers that no scale fits; an empty one is none."""
+    constants = {"w": draw(4, 4, 3, 3), "b": draw(4), "w3": draw(5, 4, 1, 1), "b3": draw(5)}
+    pool = op("MaxPool", "c", "p", kernel_shape=[2, 2])
+    pool.output.append(second)
+    last = "y" if not second else "k"
+    nodes = [op("Conv", "x w b", "c"), pool, op("Conv", "p w3 b3", last)]
+    if second:
+        nodes += [
+            op("Cast", "places", "f", to=1),
+            op("ReduceMean", "f", "m"),
+            op("Mul", "m tiny", "t"),
+            op("Add", "k t", "y"),
+        ]
+        constants["tiny"] = np.float32(1e-3)
+    case = build(tmp_path, nodes, constants, (4, 8, 8))
+    variant, report = case.quantize(every_operator=True)
+    assert ("p" in report.quantized) == (not second)
+    assert sqnr_db(case.values["y"], run(variant, case.x, BASIC)) > 25
+
+
 def test_residual_sum_and_pool_run_in_integers(tmp_path: Path) -> None:
     case = conv_add_pool(tmp_path)
     variant, report = case.quantize(every_operator=True)

@@ -133,6 +133,32 @@ def test_planted_channels_cost_nothing_once_smoothed(tmp_path: Path, name: str, 
         assert not kernels(variant).keys() & {"MatMul", "Gemm"}
 
 
+def vector_product(folder: Path) -> Case:
+    """`x v` sums along the last axis: its result has as many channels as v by chance, and v has none of them."""
+    w = draw(WIDTH, 8) / FACTOR[:, None]
+    return build(
+        folder, [op("MatMul", "x v", "h"), op("MatMul", "h w", "y")], {"v": draw(WIDTH), "w": w}, (WIDTH, WIDTH)
+    )
+
+
+def own_sum(folder: Path) -> Case:
+    """`h W + h` as one Gemm, as the runtime's basic level makes it: the sum reads `h` undivided."""
+    w1, w2 = plant(draw(16, WIDTH), draw(WIDTH, WIDTH))
+    nodes = [op("Gemm", "x w1 b1", "h"), op("Gemm", "h w2 h", "y")]
+    return build(folder, nodes, {"w1": w1, "b1": draw(WIDTH) * FACTOR, "w2": w2}, (16,))
+
+
+@pytest.mark.parametrize("make", [vector_product, own_sum])
+def test_no_division_is_folded_where_it_would_reach_others(tmp_path: Path, make: Callable[[Path], Case]) -> None:
+    case = make(tmp_path)
+    rows = draw(64, WIDTH) * FACTOR
+    seen = {"h": ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
+    done = smooth(case.path, tmp_path / "smooth.onnx", seen, symmetric=False)
+    assert done["h"].way == "multiplied"
+    found = run(tmp_path / "smooth.onnx", case.x, BASIC)
+    np.testing.assert_allclose(found, case.values["y"], rtol=1e-4, atol=1e-4 * np.abs(case.values["y"]).max())
+
+
 def test_factors_are_those_of_the_paper() -> None:
     """Eq. 4 by hand: sqrt(64 / 4) = 4 and sqrt(0.25 / 4) = 1/4, whose geometric mean is 1; a dead channel keeps 1."""
     amax, weight = np.array([64.0, 0.25, 0.0]), np.array([4.0, 4.0, 5.0])

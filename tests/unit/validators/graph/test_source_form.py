@@ -59,6 +59,22 @@ def constants_as_inputs(model: onnx.ModelProto) -> None:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, FLOAT, tensor.dims))
 
 
+def sparse_constants(model: onnx.ModelProto) -> None:
+    """The first weight by flat positions, the second by coordinates."""
+    matrices = [tensor for tensor in model.graph.initializer if len(tensor.dims) == 2][:2]
+    for tensor, by_rows in zip(matrices, (False, True), strict=True):
+        name, dense = tensor.name, numpy_helper.to_array(tensor)
+        places = np.argwhere(dense) if by_rows else np.flatnonzero(dense)
+        model.graph.sparse_initializer.append(
+            helper.make_sparse_tensor(
+                numpy_helper.from_array(dense[dense != 0], name),
+                numpy_helper.from_array(places.astype(np.int64), f"{name}_places"),
+                list(dense.shape),
+            )
+        )
+        model.graph.initializer.remove(tensor)
+
+
 def no_output_shape(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
 
@@ -97,6 +113,7 @@ HABITS: tuple[Habit, ...] = (
     repeated_names,
     no_names,
     constants_as_inputs,
+    sparse_constants,
     no_output_shape,
     no_output_type,
     empty_output_shape,
