@@ -40,3 +40,21 @@ def largest_magnitude(values: NDArray[Any]) -> float:
         return 0.0
     numbers = values.astype(np.float64)
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+
+
+def relative_distance(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return the root mean square of the difference of two float arrays of equal shape, as a share of the first one's.
+
+    NaN and infinities on one side alone make it Inf.
+
+    >>> relative_distance(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    0.1
+    """
+    first, second = one.astype(np.float64), other.astype(np.float64)
+    unequal = ~((first == second) | (np.isnan(first) & np.isnan(second)))
+    with np.errstate(invalid="ignore"):
+        apart = np.sqrt(np.square(first - second)[unequal].sum())
+    whole = np.sqrt(np.square(first[np.isfinite(first)]).sum())
+    if not apart:
+        return 0.0
+    return float(apart / whole) if np.isfinite(apart) and whole else float("inf")

@@ -9,16 +9,23 @@ import onnx
 
 from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.ptq.graph.edits import model_bytes, notes_of
+from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.ptq.inductor.compile import compile_seconds
+from tasks.runtimes.parity import relative_distance
+from tasks.runtimes.runner import open_runner
 from tasks.targets.catalog import find_target
 from tasks.targets.target import RefusedPrecision
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.processors import VNNI, Processor
-from validators.providers import CPU_PROVIDER, GENERATORS
+from validators.providers import CPU_PROVIDER, GENERATORS, OPENVINO
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
+
+
+# Engines round otherwise than the file says by less than a step of 8 bits in each layer.
+ANOTHER = 0.1
 
 
 def make_variant(
@@ -44,12 +51,15 @@ def make_variant(
         _check_onnx(path)
     noted = notes_of(path) if is_onnx else {}
     seconds = compile_seconds(path)
+    session = session_settings(candidate, threads, materials.libraries, provider_options)
+    if target.facts.provider == OPENVINO:
+        noted |= _other_answers(path, session, materials)
     return Variant(
         candidate=candidate.name,
         path=path,
         digest=_digest(path, materials.libraries),
         size_bytes=model_bytes(path),
-        session=session_settings(candidate, threads, materials.libraries, provider_options),
+        session=session,
         proof="simulated" if candidate.is_simulated else "measured",
         changes=changes,
         notes=(
@@ -61,6 +71,30 @@ def make_variant(
         decoder=target.decoder_bytes(candidate, path) if target.decoder_bytes else None,
         saturates_without=_saturates_without(candidate, materials),
     )
+
+
+def _other_answers(path: Path, session: SessionSettings, materials: Materials) -> dict[str, str]:
+    """Return a note if the engine computes another function than its file, which ONNX Runtime computes as written.
+
+    OpenVINO rewrites graphs when it loads them. What it gets wrong would look like a loss of the precision
+    (`benchmarks/engine_disagreements` has the patterns that are known).
+    """
+    batch, found = materials.batches()[0], []
+    for settings in (parity_settings(materials.libraries), session.without_spinning()):
+        with open_runner(path, settings) as runner:
+            names = [spec.name for spec in runner.outputs]
+            found.append(dict(zip(names, runner.run(batch, names), strict=True)))
+    written, engine = found
+    apart = {
+        name: relative_distance(written[name], engine[name])
+        for name in written
+        if written[name].dtype.kind == "f" and written[name].shape == engine[name].shape
+    }
+    name = max(apart, key=lambda name: apart[name], default="")
+    if not name or apart[name] <= ANOTHER:
+        return {}
+    told = f"computes another function than the file: its {name!r} is {apart[name]:.0%} off ONNX Runtime's"
+    return {session.provider: told}
 
 
 def _check_onnx(path: Path) -> None:

@@ -109,9 +109,10 @@ class Odd:
     folder: Path
     dtype: type = np.float32
     libraries: Libraries = ()
+    shape: tuple[int, ...] = (64,)
 
     def batch(self, rows: int, seed: int) -> Arrays:
-        return {"x": draw(rows, 64, seed=seed).astype(self.dtype)}
+        return {"x": draw(rows, *self.shape, seed=seed).astype(self.dtype)}
 
     @cached_property
     def samples(self) -> Samples:
