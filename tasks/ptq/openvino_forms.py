@@ -16,6 +16,7 @@ profile, of an encoder and of a CNN.
 - Products with a softmax stay in float, as NNCF has them for transformers: its small numbers lose most in 8 bits.
   On MiniLM-L6 (959 samples) accuracy was 0.753 with them, 0.757 without, and 0.758 without any product of two activations.
 - Gelu, SiLU, Sigmoid, Softmax, normalizations, and sums that they read, stay in float.
+- Factors before a product become positive, and their signs move into its weights (`signs.py`); else the product stays in float.
 - On processors that add pairs of products in 16 bits, weights have 7 bits, as its quantizer has it (NNCF, `OverflowFix`), and
   products of two activations, which have 8, stay in float.
 
@@ -39,11 +40,13 @@ import onnx
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import FLOATS, FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
+from tasks.ptq.eight_bit.signs import negative_factor
 from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators
 from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
 SOFTMAX = "it reads a softmax, whose small numbers lose most in 8 bits"
+NEGATIVE = "it reads a product with negative constants, which OpenVINO would merge into the quantization wrongly"
 SATURATES = "sums of its products of two activations would saturate on an x86 processor without VNNI"
 # Integers pass through these as they are: saturated, or in another place.
 CARRIERS = FOLDED | PASS_THROUGH
@@ -137,6 +140,8 @@ def _why_float(view: GraphView, node: onnx.NodeProto) -> str:
             maker = view.producer.get(maker.input[0])
         if maker is not None and not maker.domain and maker.op_type == "Softmax":
             return SOFTMAX
+        if maker is not None and negative_factor(view, maker) is not None:
+            return NEGATIVE
     return ""
 
 

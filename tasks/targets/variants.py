@@ -23,7 +23,6 @@ from validators.providers import CPU_PROVIDER, GENERATORS, OPENVINO
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
 
-
 # Engines round otherwise than the file says by less than a step of 8 bits in each layer.
 ANOTHER = 0.1
 

@@ -35,6 +35,7 @@ from tasks.ptq.eight_bit.qdq_checks import (
     refuse_model,
     weight_type,
 )
+from tasks.ptq.eight_bit.signs import make_factors_positive
 from tasks.ptq.graph.edits import (
     WEIGHT_INPUT,
     Names,
@@ -92,6 +93,8 @@ def quantize_qdq(
     rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
     if rules == "ort-cpu":
         fuse_bias(proto.graph, ranks, keep_float)
+    if rules == "openvino" and ranges is not None:
+        make_factors_positive(proto.graph)
     if ranges is None:
         plan = place_weights(proto.graph, keep_float)
     elif rules == "openvino":

@@ -87,7 +87,7 @@ def read_channels(
     second half to the other.
     """
     proto = onnx.load(model, load_external_data=False)
-    tensors = list(_layers_by_input(GraphView(proto.graph)))
+    tensors = list(layers_by_input(GraphView(proto.graph)))
     batches = list(batches)
     rng = np.random.default_rng(seed)
     share = -(-ROWS // max(1, 2 * len(batches)))
@@ -128,12 +128,12 @@ def smooth(
     """
     proto = onnx.load(model)
     done = {}
-    for tensor in _layers_by_input(GraphView(proto.graph)):
+    for tensor in layers_by_input(GraphView(proto.graph)):
         if tensor not in seen:
             continue
         view = GraphView(proto.graph)
-        layers = _layers_by_input(view)[tensor]
-        weights = [_matrix(view, node) for node in layers]
+        layers = layers_by_input(view)[tensor]
+        weights = [matrix_of(view, node) for node in layers]
         factors, result = _search(seen[tensor], weights, symmetric, alphas)
         if result.alpha is not None:
             folded = _apply(view, tensor, layers, factors)
@@ -212,7 +212,7 @@ def _search(
     return factors_of(seen, alpha), Smoothing(alpha, "left", before, least)
 
 
-def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
+def layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
     """Return the MatMul and Gemm nodes with a constant matrix, by the tensor that they read."""
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in view.graph.node:
@@ -223,7 +223,7 @@ def _layers_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
     return found
 
 
-def _matrix(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
+def matrix_of(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
     """Return the weight as `(channels in, channels out)`."""
     weight = to_array(view.constants[node.input[1]])
     return weight.T if attribute(node, "transB", 0) else weight
@@ -231,19 +231,24 @@ def _matrix(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
 
 def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector) -> bool:
     """Multiply the weights' rows and divide the tensor; return whether the division was folded into its producer."""
-    dtype = _matrix(view, layers[0]).dtype
-    for node in layers:
-        transposed = attribute(node, "transB", 0)
-        weight = to_array(view.constants[node.input[1]])
-        _set_constant(view.graph, node, 1, weight * (factors if transposed else factors[:, None]), weight.dtype)
+    dtype = matrix_of(view, layers[0]).dtype
+    multiply_rows(view, layers, factors)
     # A Gemm may add the tensor to its own product, as input 2.
     is_divided = all(reader in layers and index == 0 for reader, index in view.readers[tensor])
     edits = _fold(view, tensor, factors) if is_divided else None
     for node, index, values in edits or []:
-        _set_constant(view.graph, node, index, values, values.dtype)
+        set_constant(view.graph, node, index, values, values.dtype)
     if edits is None:
         _multiply(view, tensor, layers, (1 / factors).astype(dtype))
     return edits is not None
+
+
+def multiply_rows(view: GraphView, layers: Iterable[onnx.NodeProto], factors: Vector) -> None:
+    """Multiply the weights of MatMul and Gemm nodes by `factors`, float64 `(channels in,)`; each node gets its own weight."""
+    for node in layers:
+        transposed = attribute(node, "transB", 0)
+        weight = to_array(view.constants[node.input[1]])
+        set_constant(view.graph, node, 1, weight * (factors if transposed else factors[:, None]), weight.dtype)
 
 
 def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
@@ -299,7 +304,7 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
     return edits
 
 
-def _set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
+def set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
     """Give the node a constant of its own, since others may read the present one."""
     name = Names(graph).new(f"{node.input[index]}_smoothed")
     graph.initializer.append(from_array(np.asarray(values, dtype), name))

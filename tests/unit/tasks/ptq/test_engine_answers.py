@@ -1,0 +1,140 @@
+"""Files that OpenVINO computes as they say, a note where it does not, and float graphs that a pass must not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from odd import Odd, distance, draw, model_of, node, run, weights
+
+from tasks.ptq import openvino_forms
+from tasks.ptq.eight_bit import qdq, smooth, smoothed_graph
+from tasks.ptq.eight_bit.signs import make_factors_positive
+from tasks.ptq.weight_only import matmul_nbits
+from tasks.runtimes.runner import open_runner
+from tasks.targets.variants import make_variant
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import decode
+from validators.records.run import Variant
+
+STATIC = "int8-static-mse-pc@openvino"
+GAINS = draw(64, seed=3)
+
+
+def scaled(kind: str = "Mul", *more: onnx.NodeProto) -> onnx.ModelProto:
+    """A product with factors of both signs, then MatMul."""
+    if kind == "LayerNormalization":
+        first = node(kind, ["x", "g"], ["h"], axis=-1, name="scale")
+    else:
+        first = node(kind, ["x", "g"], ["h"], name="scale")
+    w = {"w": draw(64, 64, seed=1) / 8, "g": np.sign(GAINS) * np.maximum(np.abs(GAINS), 0.2)}
+    return model_of([first, node("MatMul", ["h", "w"], ["y" if not more else "m"], name="last"), *more], w)
+
+
+def odd_of(model: onnx.ModelProto, folder: Path) -> Odd:
+    onnx.save(model, folder / "source.onnx")
+    return Odd(folder / "source.onnx", folder)
+
+
+def made(odd: Odd, candidate: str, folder: Path) -> Variant:
+    (folder / "made").mkdir(exist_ok=True)
+    return make_variant(decode(candidate), odd.materials, folder / "made", threads=1)
+
+
+def apart(odd: Odd, variant: Variant) -> float:
+    """How far OpenVINO's answers are from those of ONNX Runtime for the same file."""
+    batch = odd.batch(16, 9)
+    with open_runner(variant.path, variant.session) as runner:
+        return distance(run(variant.path, batch, "basic"), runner.run(batch, ["y"])[0])
+
+
+@pytest.mark.parametrize("kind", ["Mul", "Div", "LayerNormalization"])
+def test_factors_of_both_signs_are_computed_as_written(tmp_path: Path, kind: str) -> None:
+    """In INT8, with the signs in the weights."""
+    odd = odd_of(scaled(kind), tmp_path)
+    variant = made(odd, STATIC, tmp_path)
+    assert variant.changes["nodes in INT8"] == 1
+    assert apart(odd, variant) < 0.02
+    assert not any("another function" in note for note in variant.notes)
+    assert distance(run(odd.source, odd.batch(16, 9)), run(variant.path, odd.batch(16, 9), "basic")) < 0.05
+
+
+def test_signs_move_exactly_and_only_where_all_readers_take_them(tmp_path: Path) -> None:
+    model = scaled()
+    onnx.save(model, tmp_path / "before.onnx")
+    assert make_factors_positive(model.graph) == 1
+    onnx.save(model, tmp_path / "after.onnx")
+    batch = {"x": draw(16, 64, seed=9)}
+    np.testing.assert_array_equal(run(tmp_path / "before.onnx", batch), run(tmp_path / "after.onnx", batch))
+    assert make_factors_positive(scaled("Mul", node("Add", ["m", "h"], ["y"])).graph) == 0
+
+
+def test_a_product_behind_signs_that_cannot_move_stays_in_float(tmp_path: Path) -> None:
+    odd = odd_of(
+        scaled("Mul", node("Add", ["m", "h"], ["r"]), node("MatMul", ["r", "w"], ["y"], name="more")), tmp_path
+    )
+    variant = made(odd, STATIC, tmp_path)
+    assert any("negative constants" in reason for reason in variant.changes) and variant.changes["nodes in INT8"] == 1
+    assert apart(odd, variant) < 0.02
+
+
+def test_a_function_that_the_engine_changes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file without the remedy: the loss is not INT8's, and the variant says so."""
+    monkeypatch.setattr(qdq, "make_factors_positive", lambda graph: 0)
+    monkeypatch.setattr(openvino_forms, "negative_factor", lambda view, maker: None)
+    odd = odd_of(scaled(), tmp_path)
+    variant = made(odd, STATIC, tmp_path)
+    assert apart(odd, variant) > 0.5
+    assert any("OpenVINO computes another function than the file" in note for note in variant.notes)
+
+
+def test_a_tied_embedding_in_int4_opens_in_openvino(tmp_path: Path) -> None:
+    """The head reads constants, which a Reshape would hide from OpenVINO."""
+    nodes = [
+        node("ArgMax", ["x"], ["row"], axis=1, keepdims=0, name="loudest"),
+        node("Gather", ["table", "row"], ["e"], name="look_up"),
+        node("Add", ["x", "e"], ["a"], name="add"),
+        node("Transpose", ["table"], ["t"], perm=[1, 0], name="turn"),
+        node("MatMul", ["a", "t"], ["y"], name="head"),
+    ]
+    model = model_of(nodes, {"table": draw(64, 64, seed=2) / 8})
+    odd = odd_of(model, tmp_path)
+    variant = made(odd, "int4-g32-rtn@openvino", tmp_path)
+    assert apart(odd, variant) < 0.02
+    assert variant.changes["constants stored twice, for the embedding and for the head"] == 3
+
+
+@pytest.mark.parametrize("candidate", ["int8-static-mse-pc-smooth@ort-cpu", "int4-g32-awq@ort-cpu"])
+def test_a_pass_that_changes_the_function_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, candidate: str
+) -> None:
+    """Factors that reach the weights squared."""
+    norm = node("LayerNormalization", ["x", "g"], ["n"], axis=-1, name="norm")
+    constants = weights() | {"g": np.exp(2 * GAINS)}
+    layers = [
+        norm,
+        node("MatMul", ["n", "w1"], ["p"], name="first"),
+        node("Tanh", ["p"], ["h"], name="tanh"),
+        node("MatMul", ["h", "w2"], ["y"], name="second"),
+    ]
+    odd = odd_of(model_of(layers, constants), tmp_path)
+    made(odd, candidate, tmp_path)  # not refused as it is
+    wrong = odd_of(model_of(layers, constants), tmp_path)
+    if "smooth" in candidate:
+        right = smooth.multiply_rows
+        monkeypatch.setattr(smooth, "multiply_rows", lambda view, layers, factors: right(view, layers, factors**2))
+        with pytest.raises(CandidateRefused, match="after smoothing"):
+            smoothed_graph.make_smoothed(lambda: wrong.prepared, wrong.samples, None, 0, (), tmp_path)
+    else:
+        fold = matmul_nbits.scale_channels
+
+        def off(*given: object, **options: object) -> object:
+            found = fold(*given, **options)  # type: ignore[arg-type]  # passed on as it is
+            found.factors = {name: factors**2 for name, factors in found.factors.items()}
+            return found
+
+        monkeypatch.setattr(matmul_nbits, "scale_channels", off)
+        with pytest.raises(CandidateRefused, match="after the scaling of AWQ"):
+            made(wrong, candidate, tmp_path)
