@@ -218,7 +218,8 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
 
     def check(scaled: Path) -> None:
-        refuse_unequal(float_model, scaled, materials.batches()[0], materials.libraries, "the scaling of AWQ")
+        batch = materials.batches()[0]
+        refuse_unequal(float_model, scaled, batch, materials.libraries, "the scaling of AWQ", "gptq or rtn for awq")
 
     report = quantize_weights(float_model, path, weights, grams=grams, check=check)
     copies = untie(path) if facts_of(candidate.target).pairs == "openvino" else 0

@@ -339,6 +339,16 @@ def test_the_table_of_few_deciding_samples_is_that_of_the_simulation() -> None:
         assert row in pages()["benchmarks/README.md"], metric
 
 
+def test_the_tables_of_engines_and_random_models_are_those_measured() -> None:
+    page = " ".join(pages()["benchmarks/README.md"].split("\n"))
+    for row in result("engine_disagreements")["patterns"]:
+        assert f"| {row['pattern']} | {row['as written']:.3f} | {row['signs in the weights']:.3f} |" in page
+        assert row["signs in the weights"] < 0.02
+    fuzzed = result("fuzz_passes")
+    first, end = fuzzed["seeds"]
+    assert f"Of {end - first:,} models {len(fuzzed['broken'])} broke a promise" in page
+
+
 def test_the_table_of_races_is_that_of_the_simulation() -> None:
     figures = json.loads((ROOT / "benchmarks/results/race_errors.json").read_text(encoding="utf-8"))
     page = pages()["docs/race.md"]

@@ -24,5 +24,12 @@ def make_smoothed(
     model, batches = prepared(), pass_batches(samples, fixed_batch)
     seen = read_channels(model, batches, seed=seed, libraries=libraries)
     done = [one.way for one in smooth(model, folder / "smoothed.onnx", seen, symmetric=False).values()]
-    refuse_unequal(model, folder / "smoothed.onnx", few_samples(samples, fixed_batch), libraries, "smoothing")
+    refuse_unequal(
+        model,
+        folder / "smoothed.onnx",
+        few_samples(samples, fixed_batch),
+        libraries,
+        "smoothing",
+        "candidates without -smooth",
+    )
     return SmoothedGraph(folder / "smoothed.onnx", done.count("folded"), done.count("multiplied"))

@@ -62,8 +62,8 @@ def compare_outputs(
     return worst, ""
 
 
-def refuse_unequal(before: Path, after: Path, batch: Arrays, libraries: Libraries, work: str) -> None:
-    """Compare the float graph that a pass wrote with the one that it read; `work` names the pass.
+def refuse_unequal(before: Path, after: Path, batch: Arrays, libraries: Libraries, work: str, instead: str) -> None:
+    """Compare the float graph that a pass wrote with the one that it read; `work` names the pass, `instead` what to take.
 
     Raises:
         CandidateRefused: `invalid`: the graphs compute something else.
@@ -74,5 +74,5 @@ def refuse_unequal(before: Path, after: Path, batch: Arrays, libraries: Librarie
             kind="invalid",
             found=f"after {work}, which must not change what the model computes, {told}",
             expected="equal outputs before and after it",
-            fix=f"take a candidate without {work}, and report it with the model",
+            fix=f"take {instead}, and report it with the model",
         )

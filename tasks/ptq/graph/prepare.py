@@ -28,6 +28,10 @@ FOLDING = SessionSettings(
     {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},
 )
 
+# Names of the two passes in a refusal, and what to take instead.
+FOLDED = "constant folding by ONNX Runtime", "a file that was simplified before, or another version of ONNX Runtime"
+FUSED = "the transformer fusions of ONNX Runtime", "candidates without +fused, and without fp32-fused"
+
 FewSamples = Callable[[], Arrays]
 
 LAYER_NORM_OPSET, LAYER_NORM_IR_VERSION = 17, 8
@@ -62,12 +66,12 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
 
 def make_prepared(source: Path, libraries: Libraries, folder: Path, *, samples: FewSamples | None = None) -> Path:
     """Write the prepared graph into a folder; return its file. It is compared with the source on `samples`."""
-    return _compared(prepare_graph, source, folder / "prepared.onnx", libraries, samples, "constant folding")
+    return _compared(prepare_graph, source, folder / "prepared.onnx", libraries, samples, *FOLDED)
 
 
 def make_fused(source: Path, libraries: Libraries, folder: Path, *, samples: FewSamples | None = None) -> Path:
     """Write the fused graph into a folder; return its file. It is compared with the source on `samples`."""
-    return _compared(fuse_graph, source, folder / "fused.onnx", libraries, samples, "transformer fusions (+fused)")
+    return _compared(fuse_graph, source, folder / "fused.onnx", libraries, samples, *FUSED)
 
 
 def _compared(
@@ -77,11 +81,12 @@ def _compared(
     libraries: Libraries,
     samples: FewSamples | None,
     work: str,
+    instead: str,
 ) -> Path:
     make(source, made, libraries)
     # The kernels of a float16 source round to float16 after each operator, those of the widened graph do not.
     if samples is not None and not has_half(onnx.load(source, load_external_data=False)):
-        refuse_unequal(source, made, samples(), libraries, work)
+        refuse_unequal(source, made, samples(), libraries, work, instead)
     return made
 
 
