@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.targets.catalog import lint
+from tasks.targets.catalog import lint, lint_here
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK
 from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
 from validators.graph.source_graph import is_quantized
@@ -16,28 +16,36 @@ from validators.records.answer import CommandAnswer, Table
 HEADINGS = ("Consequence", "Node", "Rule", "Found", "Fix")
 
 
-def lint_model(model: Path, target: str) -> CommandAnswer:
+def lint_model(model: Path, target: str, *, rules_only: bool = False) -> CommandAnswer:
     """Lint a model file; exit code 3 if something fails, is wrong or runs in float, else 0.
+
+    With `rules_only` no runtime opens the file.
 
     Raises:
         SourceError: the file is no ONNX file.
         JobError: the target has no rules.
     """
-    findings = lint(model, target)
+    findings, basis = (lint(model, target), "rules alone, as asked for") if rules_only else lint_here(model, target)
     summary = summarize(model, findings)
     code = EXIT_NO_VARIANT if any(finding.consequence in SEVERE for finding in findings) else EXIT_OK
-    return CommandAnswer(as_document(model, target, findings, summary), (*table_of(findings), summary), code)
+    document = as_document(model, target, findings, summary) | {"basis": basis}
+    return CommandAnswer(document, (*table_of(findings), summary, f"basis: {basis}"), code)
 
 
 def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
     """Return the table of findings, most severe first; empty without findings."""
     rows = [
-        (item.consequence, item.node, item.rule, item.found, item.fix)
+        (item.consequence, item.node, item.rule, _found(item), item.fix)
         for consequence in CONSEQUENCES
         for item in findings
         if item.consequence == consequence
     ]
     return (Table([HEADINGS, *rows], folded=frozenset({"Node", "Found", "Fix"})),) if rows else ()
+
+
+def _found(finding: Finding) -> str:
+    """Return what was found, and what the runtime did there unless that is all."""
+    return "; ".join(dict.fromkeys(filter(None, (finding.found, finding.seen))))
 
 
 def summarize(model: Path, findings: tuple[Finding, ...]) -> str:

@@ -45,17 +45,19 @@ OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser."
 def lint(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
     target: Annotated[str, target_option("Where it will run; `quantgate doctor` lists targets.")] = "tensorrt",
+    rules_only: Annotated[bool, typer.Option("--rules-only", help="Open no runtime: reads the graph alone.")] = False,
 ) -> CommandAnswer:
     """Find what a runtime would refuse in a quantized model.
 
-    Also finds what it would silently compute in float, or run slower than possible. Exit code 0: nothing, or merely slow;
-    3: something fails, is wrong or runs in float; 2: no ONNX file, or no rules for the target.
+    Also finds what it would silently compute in float, or run slower than possible. Where the runtime is installed, the
+    findings are what it does with the file; the last line says so. Exit code 0: nothing, or merely slow; 3: something fails,
+    is wrong or runs in float; 2: no ONNX file, or no rules for the target.
 
     Example: quantgate lint model.onnx --target tensorrt
     """
     from flows.cli.lint import lint_model
 
-    return lint_model(model, target)
+    return lint_model(model, target, rules_only=rules_only)
 
 
 def doctor(

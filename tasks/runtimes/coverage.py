@@ -69,7 +69,7 @@ def profile_kernels(model: Path, settings: SessionSettings, batch: Arrays) -> Ke
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    events = profile(model, settings.without_spinning(), batch, requests=PROFILED, content=_with_names(model))
+    events = profile(model, settings.without_spinning(), batch, requests=PROFILED, content=with_names(model))
     return KernelProfile(time_kernels(events, PROFILED))
 
 
@@ -145,12 +145,12 @@ def _profile(
             requests=requests,
             optimized_model=optimized,
             without=without,
-            content=_with_names(model),
+            content=with_names(model),
         )
         return onnx.load(optimized, load_external_data=False).graph, events
 
 
-def _with_names(model: Path) -> bytes | None:
+def with_names(model: Path) -> bytes | None:
     """Return the model with unique node names, by which the profile refers to nodes; None if its names are unique."""
     proto = onnx.load(model, load_external_data=False)
     seen: set[str] = set()

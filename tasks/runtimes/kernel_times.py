@@ -6,6 +6,7 @@ QGemm, QLinearMatMul, MatMulIntegerToFloat, DynamicQuantizeMatMul, QAttention   
 QLinearConv, and others that a layout pass copies                                `<node>_token_<number>`
 Gemm, Conv with their activation                                                 `fused <node>`
 Gemm of MatMul and Add, FusedMatMul with a factor                                `<node>/MatMulAddFusion`, `/MatMulScaleFusion/`
+Either with a transposed input                                                   `<node>/MatmulTransposeFusion/`, or `/Gemm…`
 Conv in float, in blocks of channels                                             `<tensor>_nchwc`, with the output of the
                                                                                  activation if that was fused
 """
@@ -30,7 +31,7 @@ from validators.samples.datasets import Arrays
 
 # Requests whose median counts, after a warm-up that allocates memory and fills caches.
 REQUESTS = 30
-_KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/MatMulAddFusion|/MatMulScaleFusion/)?(?:_token_\d+)?$")
+_KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/(?:Gemm|Mat[Mm]ul)[A-Z][a-z]+Fusion/?)*(?:_token_\d+)?$")
 
 
 class KernelEvent(NamedTuple):

@@ -43,6 +43,8 @@ CUTS = (
     "validators.job.job_gates",
     "validators.job.job_measurement",
     # The linter, which judges files and makes none.
+    "tasks.targets.ort_lint",
+    "tasks.targets.tensorrt_lint",
     "validators.graph.lint",
     "validators.graph.ort_rules",
     "validators.graph.tensorrt_rules",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tasks.measure.inventory import this_processor
 from tasks.targets import (
     openvino,
     openvino_decoder,
@@ -22,7 +23,7 @@ from tasks.targets import (
 from tasks.targets.device_class import class_of, find_absent
 from tasks.targets.target import Target
 from validators.errors import JobError
-from validators.graph.lint import Finding
+from validators.graph.lint import Finding, explain
 from validators.graph.source_graph import lint_file
 from validators.records.run import AbsentEngine, Inventory
 from validators.targets import BUILT_IN, GROUP, engines_of, facts_of, installed_targets, load_target
@@ -100,7 +101,7 @@ def all_targets() -> tuple[Target, ...]:
 
 
 def lint(path: Path, target: str) -> tuple[Finding, ...]:
-    """Apply a target's rules to an ONNX file; see `lint_file`.
+    """Apply a target's rules to an ONNX file, those that hold on this processor; see `lint_file`.
 
     Raises:
         SourceError: the file is no ONNX file, or external scales are missing.
@@ -113,4 +114,16 @@ def lint(path: Path, target: str) -> tuple[Finding, ...]:
             expected=f"a target with rules: {', '.join(one.name for one in all_targets() if one.lint_rules)}",
             fix="run the model on the target; the coverage in its result names the layers that ran in float",
         )
-    return lint_file(path, rules)
+    saturates = this_processor().adds_pairs_in_16_bits
+    return lint_file(path, [rule for rule in rules if saturates or not rule.without_vnni])
+
+
+def lint_here(path: Path, target: str) -> tuple[tuple[Finding, ...], str]:
+    """Return the findings of `lint` beside the behaviour of the installed runtime, and one line on what they rest on.
+
+    Raises:
+        SourceError, JobError: as `lint`.
+    """
+    findings = lint(path, target)
+    seen = find_target(target).observe(path)
+    return explain(findings, seen), seen.basis

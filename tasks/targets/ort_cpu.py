@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from tasks.ptq.build_variant import PASSES
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability
+from tasks.targets.ort_lint import observe_session
 from tasks.targets.target import RefusedPrecision, Target
 from validators.graph.ort_rules import CPU_RULES
 from validators.job.candidate_name import Candidate
@@ -49,5 +50,6 @@ TARGET = Target(
         )
     },
     lint_rules=CPU_RULES,
+    observe=observe_session,
     recovers_parts=True,
 )

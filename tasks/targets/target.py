@@ -10,7 +10,7 @@ from tasks.ptq.build_variant import Materials
 from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import ExecutionProvider
 from tasks.targets.availability import Availability
-from validators.graph.lint import Rule
+from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
 from validators.records.generation import DecoderBytes
 from validators.records.libraries import Libraries
@@ -41,7 +41,8 @@ class Target:
     reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the
     target does not support. `check_device` raises CandidateRefused if no candidate can be made on this machine.
     `why_unmeasured` gets the providers that run here, and returns why a variant cannot be measured, or None. `availability`
-    gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`. `builds_engines`:
+    gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`, and `observe` returns what
+    the installed runtime does with a file, by which they are judged. `builds_engines`:
     variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its
     accuracy. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
     decoder from its artifact.
@@ -57,6 +58,9 @@ class Target:
     check_device: Callable[[], None] = lambda: None
     why_unmeasured: Callable[[Collection[str]], Missing | None] = lambda _providers: None
     lint_rules: tuple[Rule, ...] = ()
+    observe: Callable[[Path], RuntimeFacts] = lambda _model: RuntimeFacts(
+        "rules alone: no session is opened for this target"
+    )
     builds_engines: bool = False
     recovers_parts: bool = False
     artifact: str = "model.onnx"

@@ -32,7 +32,7 @@ class QuantizedFactor:
     `code_type` is the ONNX type of the quantized values (0: unknown), `float_type` that of the dequantized ones. `stored` means
     that it dequantizes a constant, of shape `dims`. `axis` is the axis of its scales; None for a single scale, or if the axis
     cannot be tracked through the operators in between. `blocks` is the number of blocks along the axis with their own scales; 0
-    without blocks.
+    without blocks. `path` are the operators in between, from the product on.
     """
 
     node: onnx.NodeProto
@@ -44,6 +44,7 @@ class QuantizedFactor:
     scale: TensorProto | None
     axis: int | None
     blocks: int
+    path: tuple[str, ...] = ()
 
     @property
     def scales(self) -> int:
@@ -187,7 +188,10 @@ def _quantized(scope: Scope, node: onnx.NodeProto, path: list[onnx.NodeProto]) -
         if axis is not None:
             axis = _moved(step, axis)
     dims = tuple(shape) if codes is not None else ()
-    return QuantizedFactor(node, scope, code_type(scope, node), floats, codes is not None, dims, scale, axis, blocks)
+    kinds = tuple(step.op_type for step in path)
+    return QuantizedFactor(
+        node, scope, code_type(scope, node), floats, codes is not None, dims, scale, axis, blocks, kinds
+    )
 
 
 def _moved(node: onnx.NodeProto, axis: int) -> int | None:

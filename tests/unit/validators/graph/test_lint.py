@@ -12,7 +12,7 @@ import pytest
 from conftest import Tiny
 from docs_pages import ROOT
 from onnx import TensorProto, helper
-from qdq_models import HALF, Part, const, drawn, model, op, pair, product, weight
+from qdq_models import HALF, SINGLE, Part, const, drawn, model, op, pair, product, weight
 from test_cli import quantgate
 
 from tasks.targets.catalog import find_target, lint
@@ -36,15 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_findings_are_printed_by_consequence_with_what_to_do(folder: Path) -> None:
-    done = quantgate(folder, "lint", "bad.onnx", "--target", "tensorrt")
+    done = quantgate(folder, "lint", "bad.onnx", "--target", "tensorrt", "--rules-only")
     assert done.returncode == 3 and not done.stderr
-    heading, float_line, slow_line, summary = done.stdout.splitlines()
+    heading, float_line, slow_line, summary, basis = done.stdout.splitlines()
     assert heading.split() == ["Consequence", "Node", "Rule", "Found", "Fix"]
     assert re.match(
         r"float +m +TRT201 weight-axis +64 scales along axis 0 of \[64, 32\] \(wd\) +give scales", float_line
     )
     assert re.match(r"slow +y_q +TRT302 idle-pair +between MatMul and an output +quantize only", slow_line)
     assert summary == f"bad.onnx: 1 float ({MEANING['float']}); 1 slow ({MEANING['slow']})"
+    assert basis == "basis: rules alone, as asked for"
 
 
 def test_what_is_merely_slow_ends_with_0(folder: Path) -> None:
@@ -53,10 +54,23 @@ def test_what_is_merely_slow_ends_with_0(folder: Path) -> None:
 
 
 def test_a_sound_file_and_a_float_one_are_told_apart(folder: Path, tiny: Tiny) -> None:
-    done = quantgate(folder, "lint", "good.onnx")
-    assert (done.returncode, done.stdout) == (0, "good.onnx: no findings\n")
+    done = quantgate(folder, "lint", "good.onnx", "--rules-only")
+    assert (done.returncode, done.stdout) == (0, "good.onnx: no findings\nbasis: rules alone, as asked for\n")
     done = quantgate(folder, "lint", str(tiny.model))
     assert done.returncode == 0 and "not quantized, nothing to check" in done.stdout
+
+
+def test_a_session_shows_what_the_runtime_does(tmp_path: Path) -> None:
+    """Standard error stays empty, also where the runtime fails: that is the finding."""
+    whole = pair(floats=SINGLE) + weight(64, 32, axis=0, floats=SINGLE) + product()
+    onnx.save(model(whole, floats=SINGLE), tmp_path / "m.onnx")
+    done = quantgate(tmp_path, "lint", "m.onnx", "--target", "ort-cpu", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 3 and not done.stderr
+    assert document["basis"].startswith("seen in a session of ONNX Runtime ")
+    (finding,) = document["findings"]
+    assert (finding["rule"], finding["consequence"]) == ("CPU101 axis-of-sum", "fails")
+    assert "fails at a first request of x [3, 64]" in finding["seen"]
 
 
 def test_the_document_is_for_machines(folder: Path) -> None:
