@@ -11,6 +11,7 @@ from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, tensorrt_here
 from tasks.targets.target import RefusedPrecision, Target
+from tasks.targets.tensorrt_lint import observe_parser
 from validators.graph.tensorrt_rules import TENSORRT_RULES
 from validators.job.candidate_name import Candidate
 from validators.providers import TENSORRT
@@ -67,5 +68,6 @@ TARGET = Target(
     refuse_recipe=_refuse_recipe,
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
+    observe=observe_parser,
     builds_engines=True,
 )

@@ -17,6 +17,7 @@ from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute,
 from validators.graph.lint import Rule
 from validators.graph.quantized_graph import QuantizedGraph, code_type
 from validators.graph.tensorrt_float_rules import FLOAT_RULES
+from validators.graph.tensorrt_limits import LIMIT_RULES
 from validators.graph.tensorrt_operators import (
     CONTRIB_AS_STANDARD,
     IMPORTED,
@@ -245,6 +246,7 @@ TENSORRT_RULES: tuple[Rule, ...] = (
         unknown_operator,
         "export with operators of ONNX, and quantize by Q/DQ pairs",
     ),
+    *LIMIT_RULES,
     Rule("TRT101", "unsigned", "wrong", unsigned, "quantize to INT8, with a zero point of INT8 zeros and a scale"),
     Rule("TRT102", "fp8-zero-point", "wrong", fp8_zero_point, "quantize symmetrically: zero points of 0"),
     Rule("TRT103", "infinite-scale", "wrong", infinite_scale, "check the computation of the scales for overflow"),

@@ -37,6 +37,7 @@ def main(orders: dict[str, Any]) -> None:
             compute_capabilities=tuple(orders["compute_capabilities"]),
             timing_cache=known,
             on_message=lambda severity, text: print(f"[{severity}] {text}", file=log),
+            parse_only=orders.get("parse_only", False),
         )
     _keep(plan, folder)
     if plan.timing_cache and shared:

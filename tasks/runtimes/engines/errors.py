@@ -198,7 +198,7 @@ def refusal_of(errors: Sequence[NodeError], messages: Iterable[Message]) -> Cand
     `messages` are (severity, text) of the build log.
     """
     logged = [text for severity, text in messages if severity in ("ERROR", "INTERNAL_ERROR")]
-    texts = [line for text in [*(error.text for error in errors), *logged] for line in _lines(text)]
+    texts = [line for text in [*(error.text for error in errors), *logged] for line in told_lines(text)]
     cause = _cause_of(texts)
     if cause is None:
         unsupported = any(error.code.startswith("UNSUPPORTED_NODE") for error in errors)
@@ -243,7 +243,7 @@ def _places(errors: Sequence[NodeError], texts: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _lines(text: str) -> list[str]:
+def told_lines(text: str) -> list[str]:
     """Return the lines of a text, without those that repeat the node or occur in every build without a GPU."""
     lines = [line.strip() for line in text.splitlines()]
     return [

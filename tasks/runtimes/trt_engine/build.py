@@ -59,8 +59,11 @@ def build_plan(
     values: dict[str, Shapes] | None = None,
     timing_cache: bytes | None = None,
     on_message: Callable[[str, str], None] | None = None,
+    parse_only: bool = False,
 ) -> Plan:
     """Parse a file with its external data, and build its engine for this machine's GPU or for compute capabilities.
+
+    With `parse_only` there is no engine, and errors of the parser alone.
 
     `profile` gives the shape range of each input. `values` gives the range of the integers in an input, element by element,
     where these decide shapes (shape tensors). `timing_cache` is the content of an earlier timing cache. `on_message` receives
@@ -84,14 +87,14 @@ def build_plan(
         builder = api.Builder(logger)
         network = builder.create_network(0)
         parser = api.OnnxParser(network, logger)
-        if parser.parse_from_file(onnx):
+        if not parser.parse_from_file(onnx):
+            errors = tuple(_node_error(parser.get_error(index)) for index in range(parser.num_errors))
+        elif not parse_only:
             config = _configure(api, builder, workspace_mb, tf32, compute_capabilities)
             _add_profile(builder, network, config, profile, values or {})
             timed = _TimingCache(api, config, timing_cache)
             built = builder.build_serialized_network(network, config)
             engine, cache = (bytes(built), timed.serialized()) if built is not None else (None, None)
-        else:
-            errors = tuple(_node_error(parser.get_error(index)) for index in range(parser.num_errors))
         if engine and not compute_capabilities:
             layers = _inspect(api, logger, engine)
     except (RuntimeError, ValueError, TypeError) as error:  # from pybind11, for null pointers and rejected arguments

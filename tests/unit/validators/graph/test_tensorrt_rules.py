@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from broken_models import BROKEN, Broken, in_float
+from broken_models import BROKEN as BROKEN_PAIRS
+from broken_models import Broken, in_float
+from docs_pages import ROOT
+from limit_models import LIMITS, WITHIN
 from qdq_models import E4M3, HALF, IMAGE, INT4, Part, attention, const, drawn, model, op, pair, product, weight
 from real_builds import Built, build
 
-from tasks.targets.catalog import lint
+from tasks.targets.catalog import lint, lint_here
 from validators.graph.lint import Finding
 from validators.graph.tensorrt_rules import TENSORRT_RULES
 
+BROKEN = BROKEN_PAIRS | LIMITS
 RULES = {rule.identifier: rule for rule in TENSORRT_RULES}
 HALVES = {"start": [0], "end": [32], "axis": [1], "index": list(range(32)), "all": [-1, 64]}
 
@@ -119,7 +124,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("models")
     tables = [
         [case.model for case in BROKEN.values()],
-        *(table.values() for table in (SOUND, WEIGHT_ONLY, FUSED_ATTENTION)),
+        *(table.values() for table in (SOUND, WEIGHT_ONLY, FUSED_ATTENTION, WITHIN)),
     ]
     paths = {
         id(made): folder / f"{index}.onnx" for index, made in enumerate(made for table in tables for made in table)
@@ -187,3 +192,31 @@ def test_sound_weights_of_int4_are_read_by_the_product(
 def test_sound_attention_is_one_kernel(files: dict[int, Path], builds: dict[int, Built], name: str) -> None:
     assert findings(files, FUSED_ATTENTION[name]) == ()
     assert any("mha" in layer.tactic for layer in builds[id(FUSED_ATTENTION[name])].layers)
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_settings_within_the_limits_have_no_finding(
+    files: dict[int, Path], builds: dict[int, Built], name: str
+) -> None:
+    assert findings(files, WITHIN[name]) == () and builds[id(WITHIN[name])].engine
+
+
+def test_the_page_lists_the_limits_with_expected_and_seen() -> None:
+    page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    rows = {tuple(row) for row in re.findall(r"^\| (.*) \| (.*) \| (.*) \|$", page, re.M)}
+    assert {(name, "an engine", f"“{case.evidence}”") for name, case in LIMITS.items()} <= rows
+
+
+def test_errors_of_the_parser_are_facts(tmp_path: Path) -> None:
+    """A rule explains the first; the second has none; the third is named by the rule alone, as the parser does not."""
+    pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
+    onnx.save(LIMITS["LSTM with input_forget"].model, tmp_path / "lstm.onnx")
+    (finding,), basis = lint_here(tmp_path / "lstm.onnx", "tensorrt")
+    assert basis.startswith("rules, and the parser of TensorRT-RTX 1.")
+    assert finding.rule == "TRT009 refused-setting" and "Coupled input/forget is unsupported" in finding.seen
+    onnx.save(model(op("Reshape", "x to", "y") + const(to=np.array([7, 7])), (8, 8)), tmp_path / "shape.onnx")
+    (finding,), _ = lint_here(tmp_path / "shape.onnx", "tensorrt")
+    assert (finding.rule, finding.consequence) == ("SEEN fails", "fails") and finding.found == finding.seen
+    onnx.save(LIMITS["ScatterElements that takes the largest"].model, tmp_path / "scatter.onnx")
+    (finding,), _ = lint_here(tmp_path / "scatter.onnx", "tensorrt")
+    assert finding.node == "y" and "Unsupported reduction type" in finding.seen
