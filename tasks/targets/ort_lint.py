@@ -22,7 +22,7 @@ from tasks.measure.inventory import this_processor
 from tasks.runtimes.coverage import with_names
 from tasks.runtimes.kernel_times import node_times
 from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
-from tasks.runtimes.ort import describe_inputs, installed_runtime, open_session
+from tasks.runtimes.ort import describe_inputs, open_session
 from tasks.runtimes.providers import provider_of
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.graph_scope import DEQUANTIZE, label
@@ -64,13 +64,14 @@ def observe_session(model: Path) -> RuntimeFacts:
     """Open a session of a file, read its optimized graph, and compare its answers to one request with the graph as written."""
     if util.find_spec("onnxruntime") is None:
         return RuntimeFacts("rules alone: ONNX Runtime is not installed")
+    import onnxruntime as ort
+
     proto = onnx.load(model, load_external_data=False)
     try:
         check_external_data(model, proto)
     except SourceError as error:
         return RuntimeFacts(f"rules alone: {error.found}")
-    _, version = installed_runtime()
-    runtime = f"ONNX Runtime {version}"
+    runtime = f"ONNX Runtime {ort.__version__}"
     names = _Names(proto, with_names(model))
     request = _written(model, names.content)
     basis = f"seen in a session of {runtime} on this processor ({' '.join(this_processor().isa)})"

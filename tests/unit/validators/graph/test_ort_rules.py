@@ -372,6 +372,15 @@ def test_missing_weights_leave_the_rules_alone(tmp_path: Path) -> None:
     assert basis.startswith("rules alone: ") and "w.bin" in basis and [item.seen for item in findings] == [""]
 
 
+def test_without_a_request_the_graph_still_shows_the_kernels(tmp_path: Path) -> None:
+    """Rows of 7 numbers of an axis that the model leaves open: no size that is tried fits."""
+    rows = op("Reshape", "x sevens", "r") + const(sevens=np.array([-1, 7]))
+    whole = rows + pair("r", "xd", codes=np.uint8, floats=SINGLE) + w(7, 32) + LINEAR
+    findings, basis = lint_here(saved(tmp_path, made(whole, ("n", "m"))), "ort-cpu")
+    assert basis.endswith("without a request: none could be made up")
+    assert [item.rule for item in findings] == [CPU["CPU206"].title]
+
+
 def test_a_file_that_does_not_load_fails(tmp_path: Path) -> None:
     proto = made(op("QuickGeluu", "x", "y"))
     proto.graph.node[0].domain = "com.microsoft"
