@@ -67,6 +67,9 @@ def observe_session(model: Path) -> RuntimeFacts:
     import onnxruntime as ort
 
     proto = onnx.load(model, load_external_data=False)
+    known = RUNTIME_DOMAINS | {function.domain for function in proto.functions}
+    if custom := sorted({node.domain for node in _all_nodes(proto.graph)} - known):
+        return RuntimeFacts(f"rules alone: the linter loads no library of operators, here of {', '.join(custom)}")
     try:
         check_external_data(model, proto)
     except SourceError as error:

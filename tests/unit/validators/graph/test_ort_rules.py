@@ -381,6 +381,15 @@ def test_without_a_request_the_graph_still_shows_the_kernels(tmp_path: Path) -> 
     assert [item.rule for item in findings] == [CPU["CPU206"].title]
 
 
+def test_custom_operators_leave_the_rules_alone(tmp_path: Path) -> None:
+    proto = made(op("Own", "x", "o") + x() + w(64, 32) + product(kind="Gemm"))
+    proto.graph.node[0].domain = "acme"
+    proto.opset_import.append(onnx.helper.make_opsetid("acme", 1))
+    findings, basis = lint_here(saved(tmp_path, proto), "ort-cpu")
+    assert basis.startswith("rules alone: ") and basis.endswith("of acme")
+    assert [item.rule for item in findings] == [CPU["CPU205"].title]
+
+
 def test_a_file_that_does_not_load_fails(tmp_path: Path) -> None:
     proto = made(op("QuickGeluu", "x", "y"))
     proto.graph.node[0].domain = "com.microsoft"
