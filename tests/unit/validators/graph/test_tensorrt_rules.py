@@ -15,6 +15,7 @@ from limit_models import LIMITS, WITHIN
 from qdq_models import E4M3, HALF, IMAGE, INT4, Part, attention, const, drawn, model, op, pair, product, weight
 from real_builds import Built, build
 
+from tasks.runtimes.engines.build import Available
 from tasks.targets.catalog import lint, lint_here
 from validators.graph.lint import Finding
 from validators.graph.tensorrt_rules import TENSORRT_RULES
@@ -220,3 +221,11 @@ def test_errors_of_the_parser_are_facts(tmp_path: Path) -> None:
     onnx.save(LIMITS["ScatterElements that takes the largest"].model, tmp_path / "scatter.onnx")
     (finding,), _ = lint_here(tmp_path / "scatter.onnx", "tensorrt")
     assert finding.node == "y" and "Unsupported reduction type" in finding.seen
+
+
+def test_without_the_parser_the_rules_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.targets.tensorrt_lint.available", lambda: Available({}, has_gpu=False))
+    onnx.save(LIMITS["LSTM with input_forget"].model, tmp_path / "lstm.onnx")
+    (finding,), basis = lint_here(tmp_path / "lstm.onnx", "tensorrt")
+    assert basis.startswith("rules alone: tensorrt_rtx is not installed")
+    assert (finding.rule, finding.seen) == ("TRT009 refused-setting", "")
