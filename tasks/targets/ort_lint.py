@@ -23,6 +23,7 @@ from tasks.runtimes.coverage import with_names
 from tasks.runtimes.kernel_times import node_times
 from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
 from tasks.runtimes.ort import describe_inputs, open_session
+from tasks.runtimes.parity import relative_distance
 from tasks.runtimes.providers import provider_of
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.graph_scope import DEQUANTIZE, label
@@ -231,8 +232,5 @@ def _error(answers: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) ->
             continue
         if ours.shape != right.shape:
             return float("inf")
-        finite = np.isfinite(right)
-        size = float(np.linalg.norm(right[finite].astype(np.float64)))
-        gap = np.nan_to_num(ours[finite].astype(np.float64) - right[finite], nan=np.inf)
-        errors.append(float(np.linalg.norm(gap)) / size if size else 0.0)
+        errors.append(relative_distance(right, ours))
     return max(errors)
