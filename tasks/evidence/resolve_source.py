@@ -14,7 +14,7 @@ from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.hugging_face import DECODER, check_context, decoder_folder, no_decoder
 from tasks.evidence.sequences import first_calls
 from tasks.evidence.sklearn_file import check_worth
-from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert
+from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert, first_batch
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
@@ -207,9 +207,7 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """
 
     def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
-        samples = _parity_samples(run, inputs)
-        fixed = (samples.feeds.samples if samples.feeds else inputs)[0].shape[0]
-        return next(samples.batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+        return first_batch(_parity_samples(run, inputs), inputs)
 
     custom = bool(run.libraries)
     old = opset_of(check_source_graph(path, custom_operators=custom)) < LEAST_OPSET
