@@ -14,7 +14,8 @@ from torch import nn
 
 from tasks.evidence.original_models import write_program
 from tasks.evidence.torch_export import export_program, first_batch
-from validators.errors import DataError
+from tasks.runtimes.confined import first_cause
+from validators.errors import DataError, SourceError
 from validators.graph.interfaces import spec_of
 from validators.samples.datasets import Samples, TensorSpec, load_samples
 
@@ -61,12 +62,35 @@ def test_fixed_batch_of_one_is_compared_with_one_sample(program: Path, tmp_path:
     assert spec_of(value).shape == (1, "sequence", 4)
 
 
+@pytest.mark.slow
 def test_samples_beyond_a_program_are_named(program: Path, tmp_path: Path) -> None:
     """The program's own limit of an axis, which ONNX cannot state."""
     with pytest.raises(DataError) as seen:
         export_program(program, tmp_path / "model.onnx", samples_of(tmp_path, 20, 32, 4))
     assert "data.npz (x: float32[1, 32, 4])" in seen.value.found and "x.size()[1] <= 16" in seen.value.found
     assert "check the axes" in seen.value.fix
+
+
+class Bessel(nn.Module):
+    """A function that ONNX lacks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)
+
+
+@pytest.mark.slow
+def test_refused_export_names_the_operator(tmp_path: Path) -> None:
+    """The exporter's own message is in color, and says how to report an error to PyTorch."""
+    torch.export.save(torch.export.export(Bessel(), (torch.zeros(2, 4),)), tmp_path / "bessel.pt2")
+    with pytest.raises(SourceError) as seen:
+        export_program(tmp_path / "bessel.pt2", tmp_path / "model.onnx", lambda _: pytest.fail("exported"))
+    assert "prims.bessel_j0" in seen.value.found and "x1b" not in seen.value.found
+
+
+def test_first_cause_names_the_line_of_a_model() -> None:
+    with pytest.raises(KeyError) as seen:
+        raise KeyError("axis 3") from ValueError("\x1b[96mstep\x1b[0m\nmore")
+    assert first_cause(seen.value).endswith("\\nmore\")`: ValueError: step; raised as KeyError: 'axis 3'")
 
 
 def test_first_batch_has_the_fixed_size(tmp_path: Path) -> None:
