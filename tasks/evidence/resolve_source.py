@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from tasks.evidence.converted_flavors import code_of, original_of
 from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
@@ -30,7 +32,8 @@ from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset
 from validators.records.run import Flavor, Source
 from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.samples.feeds import feeds_of
-from validators.samples.readers import read_arrays
+from validators.samples.readers import holds_text_alone, read_arrays
+from validators.samples.tables import take_columns
 from validators.targets import facts_of
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
@@ -195,9 +198,17 @@ def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: 
 def _samples(run: Run) -> Arrays:
     """Return a few samples of the model inputs, in the arrays of the evaluation data."""
     data = run.job.data
-    arrays = read_arrays(local_data(run, data.evaluation, "evaluation").path, "evaluation")
+    path = local_data(run, data.evaluation, "evaluation").path
     skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
-    return {name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}
+    arrays = {name: array for name, array in read_arrays(path, "evaluation").items() if name not in skipped}
+    if data.columns is not None:
+        take_columns(arrays, data.columns, (TensorSpec(data.columns, "float32", (None, None)),), path, "evaluation")
+    # The numbers of a text file have no dtype; torch's own is float32.
+    made = set(arrays) if holds_text_alone(path) else {data.columns}
+    return {
+        name: array[:PARITY_SAMPLES].astype(np.float32 if name in made and array.dtype.kind == "f" else array.dtype)
+        for name, array in arrays.items()
+    }
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
