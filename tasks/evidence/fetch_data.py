@@ -68,6 +68,7 @@ def load_place(run: Run, place: Path | S3Uri, inputs: tuple[TensorSpec, ...] | F
 
     Raises:
         DataError, InfrastructureError: as `local_data`; DataError also if the arrays do not fit the model.
+        JobError: `data.columns` is no input.
     """
     data, found = run.job.data, local_data(run, place, role)
     samples = load_samples(
@@ -78,6 +79,7 @@ def load_place(run: Run, place: Path | S3Uri, inputs: tuple[TensorSpec, ...] | F
         slices=data.slices,
         groups=data.groups,
         ignore=data.ignore,
+        columns=data.columns,
         digest=found.digest,
     )
     return replace(samples, file=replace(samples.file, uri=found.uri, version=found.version))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,11 +34,12 @@ from validators.providers import CPU_PROVIDER
 from validators.records.latencies import NEW_TOKENS
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import cluster_samples, confirmation_mask
-from validators.samples.datasets import Samples, TensorSpec, check_calibration_labels, check_evaluation
+from validators.samples.datasets import Feed, Samples, TensorSpec, check_calibration_labels, check_evaluation
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
 from validators.targets import facts_of
+from validators.untrusted.bounded_yaml import yaml_line
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
 # Two sizes, so that an axis that has one of them by chance is not mistaken for the batch axis.
 PROBE_SAMPLES = (2, 3)
+# Batches that show whether the size of an output depends on values, and the most sizes in its error.
+PROBE_BATCHES, MOST_SIZES = 16, 5
 
 Role = Literal["calibration", "evaluation", "traffic", "pool"]
 
@@ -77,7 +83,9 @@ def _load(run: Run, source: Source) -> Evidence:
         metric = job_metric(job)
         others = tuple(_judged_output(name, describe_outputs(session)) for name in job.output_names[1:])
         probe, sample_bytes = _probe(session, metric, (output, *others), evaluation, batch_axis)
-    labels = metric.expects(output, probe.shape)
+        labels = _labels_of(session, metric, output, probe, next(evaluation.batches(batch_axis or PROBE_SAMPLES[0])))
+        axes = {axis for one in feeds.model for axis in one.shape if isinstance(axis, str)}
+        _check_same_size(session, metric, output, evaluation, batch_axis or 1, axes)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
     check_calibration_labels(calibration, labels, job.data.label)
     evaluation = _clustered_by(labels, evaluation)
@@ -159,6 +167,74 @@ def _probe(
     check_judged(judged[0], list(zip(counts, answers, strict=True)))
     probe = np.asarray(answers[0])
     return probe, (probe.nbytes + sum(array.nbytes for array in batches[0].values())) // counts[0]
+
+
+def _labels_of(
+    session: ort.InferenceSession, metric: Metric, output: TensorSpec, probe: NDArray[Any], batch: Feed
+) -> LabelSpec:
+    """Return the labels that the metric needs for the judged output.
+
+    Raises:
+        JobError: the metric does not fit the output; the error names the outputs that it fits.
+    """
+    try:
+        return metric.expects(output, probe.shape)
+    except JobError as error:
+        fitting = _fitting(session, metric, output, batch)
+        fix = (
+            f"set {' or '.join(map(_setting, fitting))}, which fits this metric; or {error.fix}"
+            if fitting
+            else error.fix
+        )
+        raise JobError(found=error.found, expected=error.expected, fix=fix) from error
+
+
+def _fitting(session: ort.InferenceSession, metric: Metric, judged: TensorSpec, batch: Feed) -> list[str]:
+    """Return the names of the other outputs that the metric fits; none for a metric of several outputs."""
+    fitting = []
+    for one in describe_outputs(session):
+        if metric.join is None and one.name != judged.name:
+            with suppress(JobError):
+                metric.expects(one, np.shape(session.run([one.name], batch)[0]))
+                fitting.append(one.name)
+    return fitting
+
+
+def _setting(output: str) -> str:
+    return f"`{yaml_line({'output': output})}`"
+
+
+def _check_same_size(
+    session: ort.InferenceSession,
+    metric: Metric,
+    output: TensorSpec,
+    evaluation: Samples,
+    size: int,
+    axes: Collection[str],
+) -> None:
+    """Run a few batches if the judged output has a dynamic axis that is not in `axes`, those of the inputs.
+
+    Raises:
+        JobError: its size depends on the values of the samples.
+    """
+    if metric.join or all(isinstance(axis, int) or axis in axes for axis in output.shape[1:]):
+        return
+    batches = list(islice(evaluation.batches(size), PROBE_BATCHES))
+    names = [output.name, *_fitting(session, metric, output, batches[0])]
+    sizes: dict[str, set[tuple[int, ...]]] = {name: set() for name in names}
+    for batch in batches:
+        for name, array in zip(names, session.run(names, batch), strict=True):
+            sizes[name].add(np.shape(array)[1:])
+    found = sizes.pop(output.name)
+    if len(found) == 1:
+        return
+    steady = [f" or set {_setting(name)}, which has one size;" for name, seen in sizes.items() if len(seen) == 1]
+    raise JobError(
+        found=f"output {output} has the sizes {sorted(found)[:MOST_SIZES]} for samples of one size",
+        expected="a judged output whose size does not depend on the values of the samples",
+        fix=f"pad it in the graph to one length, and for texts name the padding in `text.skip`;{''.join(steady)} or judge the "
+        "scores from before decoding, with `text.decoding`",
+    )
 
 
 def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | None]:

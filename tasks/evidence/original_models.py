@@ -314,7 +314,9 @@ def _name_axes(graph: Any) -> None:
         return
     for value in (*graph.input, *graph.output, *graph.value_info):
         for axis in value.type.tensor_type.shape.dim:
-            axis.dim_param = names.get(axis.dim_param, axis.dim_param) if axis.dim_param else axis.dim_param
+            # Setting the name of a fixed axis, even to nothing, would clear its size.
+            if axis.dim_param in names:
+                axis.dim_param = names[axis.dim_param]
 
 
 def _trace(module: torch.nn.Module, inputs: dict[str, NDArray[Any]], order: dict[str, Any], axes: int = 2) -> Run:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from tasks.evidence.converted_flavors import code_of, original_of
 from tasks.evidence.fetch_data import load_place, local_data
 from tasks.evidence.flavors import flavor_of, flavors_of, pickled_torch
 from tasks.evidence.hugging_face import DECODER, check_context, decoder_folder, no_decoder
 from tasks.evidence.sequences import first_calls
 from tasks.evidence.sklearn_file import check_worth
-from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert
+from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, convert, first_batch
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
@@ -30,7 +32,8 @@ from validators.graph.source_graph import LEAST_OPSET, check_source_graph, opset
 from validators.records.run import Flavor, Source
 from validators.samples.datasets import Arrays, Samples, TensorSpec
 from validators.samples.feeds import feeds_of
-from validators.samples.readers import read_arrays
+from validators.samples.readers import holds_text_alone, read_arrays
+from validators.samples.tables import take_columns
 from validators.targets import facts_of
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
@@ -195,9 +198,17 @@ def _original(run: Run, model: Path, flavor: Flavor, told: dict[str, Any], uri: 
 def _samples(run: Run) -> Arrays:
     """Return a few samples of the model inputs, in the arrays of the evaluation data."""
     data = run.job.data
-    arrays = read_arrays(local_data(run, data.evaluation, "evaluation").path, "evaluation")
+    path = local_data(run, data.evaluation, "evaluation").path
     skipped = {data.label, *data.slices, *data.group_names, *data.ignore}
-    return {name: array[:PARITY_SAMPLES] for name, array in arrays.items() if name not in skipped}
+    arrays = {name: array for name, array in read_arrays(path, "evaluation").items() if name not in skipped}
+    if data.columns is not None:
+        take_columns(arrays, data.columns, (TensorSpec(data.columns, "float32", (None, None)),), path, "evaluation")
+    # The numbers of a text file have no dtype; torch's own is float32.
+    made = set(arrays) if holds_text_alone(path) else {data.columns}
+    return {
+        name: array[:PARITY_SAMPLES].astype(np.float32 if name in made and array.dtype.kind == "f" else array.dtype)
+        for name, array in arrays.items()
+    }
 
 
 def _gather(run: Run, path: Path, gathered: Path) -> float | None:
@@ -207,9 +218,7 @@ def _gather(run: Run, path: Path, gathered: Path) -> float | None:
     """
 
     def batch(inputs: tuple[TensorSpec, ...]) -> Arrays:
-        samples = _parity_samples(run, inputs)
-        fixed = (samples.feeds.samples if samples.feeds else inputs)[0].shape[0]
-        return next(samples.batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
+        return first_batch(_parity_samples(run, inputs), inputs)
 
     custom = bool(run.libraries)
     old = opset_of(check_source_graph(path, custom_operators=custom)) < LEAST_OPSET

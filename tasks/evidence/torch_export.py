@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from tasks.measure.inventory import usable_cores
 from tasks.runtimes.confined import PATIENCE_SECONDS, WRITTEN_BYTES, WRITTEN_SIZES, confined_environment
-from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from tasks.runtimes.parity import largest_difference, largest_magnitude
-from validators.errors import InfrastructureError, SourceError
+from validators.errors import CandidateRefused, DataError, InfrastructureError, SourceError
 from validators.graph.source_graph import check_source_graph
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays, Samples, TensorSpec
+from validators.samples.datasets import Arrays, Feed, Samples, TensorSpec
 from validators.untrusted.torch_program import check_program
 
 log = logging.getLogger("quantgate")
@@ -105,6 +105,12 @@ def convert(
     """
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder, _exporter(Path(folder)) as process:
         told = _ask(process, original, _order(original, onnx_path, Path(folder)))
+        if "error" in told:
+            raise SourceError(
+                found=f"{original.path.name} cannot be exported to ONNX: {told['error']}",
+                expected=EXPECTED[original.kind],
+                fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
+            )
         if told["has_network"]:
             log.info("the kernel does not allow the process that loads %s to drop network access", original.path.name)
         check_source_graph(onnx_path)
@@ -172,13 +178,24 @@ def _ask(process: subprocess.Popen[str], original: Original, order: dict[str, An
     told: dict[str, Any] = json.loads(answer)
     if "refused" in told:
         raise SourceError(**told["refused"])
-    if "error" in told:
-        raise SourceError(
-            found=f"{original.path.name} cannot be exported to ONNX: {told['error'].splitlines()[0][:300]}",
-            expected=EXPECTED[original.kind],
-            fix="export it to ONNX yourself and log it with mlflow.onnx.log_model",
-        )
     return told
+
+
+def first_batch(samples: Samples, inputs: tuple[TensorSpec, ...]) -> Feed:
+    """Return the first samples as one batch, of the size that the model's inputs have or else of `PARITY_SAMPLES`.
+
+    Raises:
+        DataError: there are fewer samples than the fixed size of the batch.
+    """
+    fixed = (samples.feeds.samples if samples.feeds else inputs)[0].shape[0]
+    size = fixed if isinstance(fixed, int) else PARITY_SAMPLES
+    if isinstance(fixed, int) and len(samples) < fixed:
+        raise DataError(
+            found=f"{samples.file.path.name} has {len(samples)} samples, and the model a fixed batch size of {fixed}",
+            expected=f"a multiple of {fixed}",
+            fix="add samples, or export the model with a dynamic batch axis",
+        )
+    return next(samples.batches(size))
 
 
 def _check_parity(
@@ -189,17 +206,30 @@ def _check_parity(
     folder: Path,
 ) -> float:
     with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
-        inputs, outputs = describe_inputs(session), describe_outputs(session)
+        inputs, names = describe_inputs(session), [spec.name for spec in describe_outputs(session)]
         found = samples(inputs)
-        fixed = (found.feeds.samples if found.feeds else inputs)[0].shape[0]
-        batch = next(found.batches(fixed if isinstance(fixed, int) else PARITY_SAMPLES))
-        ours = session.run(None, batch)
+        batch = first_batch(found, inputs)
+        try:
+            ours = run_outputs(session, batch, names)
+        except CandidateRefused as error:
+            raise _fails(original, found, batch, f"exported to ONNX, it {error.found}") from error
     np.savez(folder / "batch.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
     order = {"batch": str(folder / "batch.npz"), "outputs": str(folder / "outputs.npz")}
-    _ask(process, original, order | {"names": [spec.name for spec in inputs]})
+    told = _ask(process, original, order | {"names": [spec.name for spec in inputs]})
+    if "error" in told:
+        raise _fails(original, found, batch, told["error"])
     with np.load(folder / "outputs.npz", allow_pickle=False) as archive:
         originals = [archive[name] for name in archive.files]
-    return compare_outputs([spec.name for spec in outputs], ours, originals)
+    return compare_outputs(names, ours, originals)
+
+
+def _fails(original: Original, samples: Samples, batch: Feed, reason: str) -> DataError:
+    shapes = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in batch.items())
+    return DataError(
+        found=f"{original.path.name} fails on the first samples of {samples.file.path.name} ({shapes}): {reason}",
+        expected="samples with the sizes and values that the model was exported for",
+        fix="check the axes and values of the data, or export the model again with that axis dynamic",
+    )
 
 
 def compare_outputs(names: Sequence[str], ours: Sequence[NDArray[Any]], originals: Sequence[NDArray[Any]]) -> float:

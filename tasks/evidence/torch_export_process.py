@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tasks.evidence import original_models
-from tasks.runtimes.confined import confine
+from tasks.runtimes.confined import confine, first_cause
 from validators.errors import SourceError
 
 LOADERS = {
@@ -49,7 +49,7 @@ def main() -> None:
     except SourceError as error:
         answer({"refused": {"found": error.found, "expected": error.expected, "fix": error.fix}})
     except Exception as error:  # the model, the conversion of its operators, or its pickle may raise anything
-        answer({"error": f"{type(error).__name__}: {error}"[:2000]})
+        answer({"error": first_cause(error)})
 
 
 if __name__ == "__main__":

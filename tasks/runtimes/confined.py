@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +25,12 @@ OPEN_FILES = 1024
 PATIENCE_SECONDS = 7200.0
 # The largest file that it may write: a multiple of the model file's size, plus a constant in bytes.
 WRITTEN_SIZES, WRITTEN_BYTES = 8, 1 << 30
+# Limit of the description of one error.
+ERROR_CHARACTERS = 300
+# Colors and other codes of a terminal (ECMA-48, section 5.4).
+_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# Files of libraries and of this program, and code that torch generates.
+_OTHERS = re.compile(rf"/(site|dist)-packages/|/lib/python3|^<|^{re.escape(str(ROOT / 'tasks'))}/")
 # Environment variables that Python, the numeric libraries and a compiler need.
 KEPT = (
     "PATH",
@@ -68,3 +76,20 @@ def confine(written_bytes: int) -> bool:
             resource.setrlimit(limit, (value, value))
     # Root may unshare the network; other users need a new user namespace too, which some systems forbid.
     return not libc.unshare(CLONE_NEWNET) or not libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)
+
+
+def first_cause(error: BaseException) -> str:
+    """Return the first cause of an error and what was raised from it, on one line, without the codes of a terminal.
+
+    Libraries raise a general error from the one that names the operator. The last line of the model's own code leads.
+    """
+    texts: list[str] = []
+    place = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        lines = _CODES.sub("", str(cause)).strip().splitlines() or ["no message"]
+        texts.insert(0, f"{type(cause).__name__}: {lines[0]}"[:ERROR_CHARACTERS])
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _OTHERS.search(frame.filename)]
+        place = f"at `{frames[-1].line}`: " if frames else place
+        cause = cause.__cause__
+    return place + "; raised as ".join(texts[:2])

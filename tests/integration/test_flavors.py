@@ -18,6 +18,7 @@ from tasks.evidence.resolve_source import resolve_source
 from tasks.registry.mlflow_registry import connect
 from tasks.run.context import start_run
 from validators.errors import SourceError
+from validators.graph.interfaces import spec_of
 from validators.job.read_job import parse_job
 from validators.records.run import Source
 
@@ -98,6 +99,8 @@ def test_a_version_becomes_onnx_and_agrees_with_the_original(
     assert [value.name for value in graph.input] == list(inputs)
     assert [value.name for value in graph.output] == outputs
     assert source.parity_max_abs is not None and source.parity_max_abs < 1e-5
+    if name == "keras-image":
+        assert spec_of(graph.input[0]).shape == ("batch", 16, 16, 3)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from advice import apply_advice, settings_of
 from driving import Answer, run_jobs
 from hostile_files import good_folder
 from hostile_inputs import BAD, HOSTILE, Hostile
@@ -37,6 +38,8 @@ class Seen:
     answer: Answer
     changed: list[str]
     written: Path
+    after: Answer | None = None
+    """The answer after the advice was applied; None for advice that is for a person."""
 
 
 def state_of(folder: Path) -> dict[str, str]:
@@ -73,11 +76,19 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         calls.append({"name": str(number), "arguments": arguments[row.command], "environ": allowed, "more_mb": MORE_MB})
     answers = run_jobs(base / "state", base / "runs", calls, plain=True)
     assert answers["good"].code == 0, answers["good"].said
+    changed = {number: differing(files, state_of(base / f"job-{number}")) for number, files in before.items()}
+    again = [
+        {"name": str(number), "arguments": ["validate", str(base / f"job-{number}" / "job.yaml")]}
+        for number in before
+        if HOSTILE[number].command == "validate"
+        and apply_advice(*(told(answers[str(number)].said, part) for part in ("found", "fix")), base / f"job-{number}")
+    ]
+    after = run_jobs(base / "state", base / "again", again, plain=True) if again else {}
     return {
         HOSTILE[number].name: Seen(
-            answers[str(number)], differing(files, state_of(base / f"job-{number}")), base / f"{number}.yaml"
+            answers[str(number)], changed[number], base / f"{number}.yaml", after.get(str(number))
         )
-        for number, files in before.items()
+        for number in before
     }
 
 
@@ -101,6 +112,10 @@ def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
     assert row.found in found and row.fix in fix, answer.said
     assert expected and fix and len(found) < 2000
     assert not HARMFUL.search(fix), fix
+    after = seen[row.name].after
+    print("APPLIED", row.name, after and after.code, after and told(after.said, "found")[:150])
+    assert after is None or after.code != BAD or told(after.said, "found") != found, after.said
+    assert after is not None or row.command != "validate" or not settings_of(fix), fix
 
 
 def told(said: str, label: str) -> str:

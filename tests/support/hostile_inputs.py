@@ -129,6 +129,12 @@ def quoted_breaks(folder: Path) -> None:
     job(data={"ignore": ["note"]})(folder)
 
 
+def indexed(text: str, name: str) -> str:
+    """A table with the numbers of its rows before them, as pandas writes its index."""
+    head, *rows = text.splitlines()
+    return "\n".join([f"{name},{head}", *(f"{number},{row}" for number, row in enumerate(rows))]) + "\n"
+
+
 def x_of(array: np.ndarray) -> Callable[[Arrays], bytes]:
     return lambda _: npy(array)
 
@@ -310,6 +316,40 @@ TABLES = [
         BAD,
         "missing ['x']",
         "from 0",
+    ),
+    Hostile(
+        "CSV with the index of pandas",
+        csv(lambda text: indexed(text, "")),
+        BAD,
+        "not inputs of the model: ['']",
+        "`ignore: ['']`",
+    ),
+    Hostile(
+        "CSV with the index of pandas, twice",
+        csv(lambda text: indexed(indexed(text, "Unnamed: 0"), "")),
+        BAD,
+        "['', 'Unnamed: 0']",
+        "`ignore: ['', 'Unnamed: 0']`",
+    ),
+    Hostile(
+        "CSV with columns of other names",
+        csv(lambda text: text.replace("x.", "pixel")),
+        BAD,
+        "missing ['x']",
+        "add `columns: x` to `data`",
+    ),
+    Hostile(
+        "CSV with columns of other names and an index",
+        csv(lambda text: indexed(text.replace("x.", "pixel"), "")),
+        BAD,
+        "missing ['x']",
+        "add `columns: x` and `ignore: ['']` to `data`",
+    ),
+    Hostile(
+        "CSV with a number beyond float32",
+        csv(lambda text: text + "-1e300" + ",1" * 64 + "\n"),
+        BAD,
+        "-1e+300 in column 'x.0' of row 129 is beyond float32",
     ),
     Hostile("CSV without a header", csv(lambda text: text.partition("\n")[2]), BAD, "calibration.csv"),
     Hostile("CSV of a header", csv(lambda text: text.partition("\n")[0] + "\n"), BAD, "a header and no rows"),

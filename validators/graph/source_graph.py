@@ -27,6 +27,8 @@ LEAST_OPSET = 13
 
 # The default domain, its old name, and ONNX Runtime's own operators.
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+# Domains of operators that ONNX Runtime's optimizer writes: their weights are laid out for one kind of processor.
+LAYOUT_DOMAINS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 # Name prefixes of operators that compute in or store low precision. They must not match QuickGelu.
 QUANTIZED_OPERATORS = (
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantize", "QLinear", "MatMulInteger", "ConvInteger"),
@@ -113,6 +115,13 @@ def _check_versions(path: Path, model: onnx.ModelProto) -> None:
 
 
 def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    laid_out = sorted({f"{node.domain}::{node.op_type}" for node in nodes if node.domain in LAYOUT_DOMAINS})
+    if laid_out:
+        raise SourceError(
+            found=f"{path.name} was saved by ONNX Runtime's optimizer for one kind of processor: it has {', '.join(laid_out)}",
+            expected="the model from before optimization, whose weights have the layout of the ONNX standard",
+            fix="register the file that this one was made of; a session writes such files with `optimized_model_filepath`",
+        )
     known = [node for node in nodes if node.domain in KNOWN_DOMAINS]
     quantized = sorted({node.op_type for node in known if node.op_type.startswith(QUANTIZED_OPERATORS)})
     types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(model)}

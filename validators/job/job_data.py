@@ -83,7 +83,9 @@ class Data(Settings):
     data must cover each slice of the reference."""
     ignore: tuple[str, ...] = ()
     """Names of arrays or columns to ignore because they are neither inputs, label nor slices, such as ids."""
-
+    columns: str | None = None
+    """Name of an input `[samples, numbers]` that the remaining columns of numbers make, in the order of the table and in the
+    type of the input. Without it, the columns `x.0`, `x.1`, ... make the input `x`."""
     groups: str | None = None
     """Name of the array or column of sample groups, such as patient, video or document: integers or text. Samples of one group
     resemble each other. So gates count groups (clusters) in place of samples, a group is never split between the samples that
@@ -92,9 +94,10 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:
-        names = (self.label, *self.slices, *self.group_names, *self.ignore)
+        inputs = () if self.columns is None else (self.columns,)
+        names = (self.label, *self.slices, *self.group_names, *self.ignore, *inputs)
         if len(set(names)) < len(names):
-            raise ValueError("the label, the groups, each slice and each ignored array need different names")
+            raise ValueError("the label, the groups, `columns`, each slice and each ignored array need different names")
         return self
 
     @property

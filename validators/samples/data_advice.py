@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.untrusted.bounded_yaml import yaml_line
+
 # Magic bytes of file formats that users pass as data.
 MAGIC = (
     (b"PK\x03\x04", "a zip archive"),
@@ -38,6 +40,8 @@ ADVICE = {
     "M": "prepare the dates as for the model in production, as the numbers that it was trained on",
     "m": "prepare the durations as for the model in production, as the numbers that it was trained on",
 }
+# Columns of the index that pandas writes into CSV and Parquet; read again, the first is called "Unnamed: 0".
+INDEX_NAMES = ("", "__index_level_0__")
 # Limits the search over permutations.
 MOST_AXES = 6
 
@@ -120,10 +124,31 @@ def name_advice(missing: Sequence[str], extra: Sequence[str], label: str | None)
         return "name the arrays like the model's inputs"
     found = get_close_matches(label, extra, 1) if label else []
     if found:
-        return f"set `label: {found[0]}` in `data` if it holds the labels"
+        return f"set `{yaml_line({'label': found[0]})}` in `data` if it holds the labels"
     return (
-        f"add `ignore: [{', '.join(extra[:MOST_NAMES])}]` to `data`, or name labels in `data.label` and groups in "
+        f"add `{yaml_line({'ignore': list(extra)})}` to `data`, or name labels in `data.label` and groups in "
         "`data.slices` or `data.groups`"
+    )
+
+
+def columns_advice(name: str, width: int, columns: Sequence[str]) -> str:
+    """Return advice on columns of numbers that could make the missing input `name` of `width` numbers; empty for too few.
+
+    >>> columns_advice("x", 2, ["", "age", "dose"])
+    "add `columns: x` and `ignore: ['']` to `data`: that makes 'x' of ['age', 'dose'], in this order"
+    """
+    index = [column for column in columns if column in INDEX_NAMES or column.startswith("Unnamed: ")]
+    for left_out in ([], index):
+        rest = [column for column in columns if column not in left_out]
+        if len(rest) == width:
+            ignore = f" and `{yaml_line({'ignore': left_out})}`" if left_out else ""
+            key = yaml_line({"columns": name})
+            return f"add `{key}`{ignore} to `data`: that makes {name!r} of {listed(rest)}, in this order"
+    if len(columns) < width:
+        return ""
+    return (
+        f"add `{yaml_line({'columns': name})}` to `data`, and name there the other {len(columns) - width} as `label`, "
+        "`slices`, `groups` or `ignore`"
     )
 
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from validators.digests import digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
-from validators.samples.data_advice import dtype_advice, listed, name_advice, shape_advice
+from validators.samples.data_advice import columns_advice, dtype_advice, listed, name_advice, shape_advice
 from validators.samples.labels import LabelSpec, check_class_type, check_labels
 from validators.samples.readers import Arrays as Arrays
 from validators.samples.readers import digest_data, holds_text_alone, read_arrays
+from validators.samples.tables import is_numbers, take_columns, typed_columns
 
 if TYPE_CHECKING:
     from validators.samples.feeds import Feeds
@@ -114,16 +115,18 @@ def load_samples(
     slices: tuple[str, ...] = (),
     groups: str | None = None,
     ignore: tuple[str, ...] = (),
+    columns: str | None = None,
     digest: str | None = None,
 ) -> Samples:
     """Read a data file and check that its arrays fit the model's inputs.
 
     `digest` is that of the files which it was made from; None for its own.
     `role` (calibration, evaluation, traffic) names the file in errors. Label, slices and groups are optional here. Arrays
-    named in `ignore` are dropped.
+    named in `ignore` are dropped. Other columns of numbers make the input `columns`, unless the file has it.
 
     Raises:
         DataError: the file is missing, unreadable or empty, or a name, dtype, shape or length does not fit.
+        JobError: there is no input `columns`.
     """
     feeds = None if isinstance(model_inputs, tuple) or model_inputs.is_plain else model_inputs
     inputs = model_inputs if isinstance(model_inputs, tuple) else model_inputs.in_files
@@ -133,23 +136,17 @@ def load_samples(
     _add_mask(arrays, inputs)
     sorted_by = {name: _as_groups(arrays.pop(name), name, path, role) for name in slices if name in arrays}
     clusters = _as_groups(arrays.pop(groups), groups, path, role) if groups in arrays else None
-    expected = "; ".join(str(spec) for spec in inputs)
-    missing = [spec.name for spec in inputs if spec.name not in arrays]
-    extra = sorted(set(arrays) - {spec.name for spec in inputs})
-    if missing or extra:
-        raise DataError(
-            found=f"{role} data {path.name} has arrays {listed(sorted(arrays))}"
-            + (f", missing {missing}" if missing else "")
-            + (f", not inputs of the model: {listed(extra)}" if extra else ""),
-            expected=f"one array for each input ({expected}) and {label!r}",
-            fix=name_advice(missing, extra, label if labels is None else None),
-        )
+    taken = take_columns(arrays, columns, inputs, path, role)
+    _check_names(arrays, inputs, label, path, role, has_labels=labels is not None)
     is_text = holds_text_alone(path)
     for spec in inputs:
         if spec.dtype == "str":
             arrays[spec.name] = _as_text(arrays[spec.name])
-        elif is_text:
-            arrays[spec.name] = _typed(arrays[spec.name], spec.dtype)
+        elif is_text or (taken and spec.name == columns):
+            arrays[spec.name] = typed_columns(arrays[spec.name], spec, taken, path, role)
+        # A column of a table, such as skl2onnx makes an input of each.
+        if arrays[spec.name].ndim == 1 and spec.shape[1:] == (1,):
+            arrays[spec.name] = arrays[spec.name][:, np.newaxis]
         _check_array(arrays[spec.name], spec, path, role)
     if labels is not None and labels.ndim == 0:
         raise DataError(
@@ -177,6 +174,7 @@ def load_samples(
     # Results depend on what the model is fed, so every key that has the file's digest must depend on it too.
     digest = digest or digest_data(path)
     digest = digest_values(digest, feeds.key) if feeds else digest
+    digest = digest_values(digest, columns, taken) if taken else digest
     return Samples(DataFile(path, digest, rows), arrays, labels, sorted_by, clusters, feeds)
 
 
@@ -255,13 +253,29 @@ def _add_mask(arrays: Arrays, inputs: tuple[TensorSpec, ...]) -> None:
     arrays |= {name: np.asarray(np.ma.filled(array, 0)) for name, array in ragged.items()}
 
 
-def _typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return numbers of a text file with the input's dtype, if it represents them; others as they are."""
-    wanted = np.dtype(dtype)
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and wanted.kind in "iub"):
-        return array
-    typed = array.astype(wanted)
-    return typed if wanted.kind == "f" or np.array_equal(typed, array) else array
+def _check_names(
+    arrays: Arrays, inputs: tuple[TensorSpec, ...], label: str, path: Path, role: str, *, has_labels: bool
+) -> None:
+    """Refuse arrays that are no inputs, and inputs that are missing."""
+    missing = [spec for spec in inputs if spec.name not in arrays]
+    extra = sorted(set(arrays) - {spec.name for spec in inputs})
+    if not missing and not extra:
+        return
+    numbers = [name for name, array in arrays.items() if name in extra and is_numbers(array)]
+    wide = next((spec for spec in missing if len(spec.shape) == 2 and isinstance(spec.shape[1], int)), None)
+    advice = ""
+    named = ""
+    if wide and wide.shape[1] != 1 and len(numbers) > 1:
+        named = f"; in a table, the columns '{wide.name}.0', '{wide.name}.1', ... are the input {wide.name!r}"
+        if not any(name.startswith(f"{wide.name}.") for name in numbers):
+            advice = columns_advice(wide.name, int(wide.shape[1] or 0), numbers)
+    raise DataError(
+        found=f"{role} data {path.name} has arrays {listed(sorted(arrays))}"
+        + (f", missing {[spec.name for spec in missing]}" if missing else "")
+        + (f", not inputs of the model: {listed(extra)}" if extra else ""),
+        expected=f"one array for each input ({'; '.join(map(str, inputs))}) and {label!r}{named}",
+        fix=advice or name_advice([spec.name for spec in missing], extra, None if has_labels else label),
+    )
 
 
 def _as_text(array: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from validators.errors import JobError
 from validators.job.job_data import InputSettings
 from validators.samples.datasets import Arrays, Feed, TensorSpec
+from validators.untrusted.bounded_yaml import yaml_line
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def _check_batch(inputs: tuple[TensorSpec, ...], model: str) -> None:
             raise JobError(
                 found=f"{model}: input {spec} is a scalar, which no data file can hold for each sample",
                 expected="an array with the samples along axis 0, or a constant",
-                fix=f"add to the job `inputs: {{{spec.name}: {{constant: VALUE}}}}` with the value of production",
+                fix=f"add to the job `{_setting({spec.name: {'constant': 'VALUE'}})}` with the value of production",
             )
     shared = _shared_elsewhere(inputs)
     if shared:
@@ -234,10 +235,10 @@ def _check_batch(inputs: tuple[TensorSpec, ...], model: str) -> None:
     first = {spec.shape[0] if isinstance(spec.shape[0], int) else None for spec in inputs}
     if len(first) > 1:
         found = f"{model}: inputs of different sizes along axis 0: {'; '.join(map(str, inputs))}"
-        raise _no_common_batch(found, "NAME: {batch_axis: 1}")
+        raise _no_common_batch(found, {"NAME": {"batch_axis": 1}})
 
 
-def _shared_elsewhere(inputs: tuple[TensorSpec, ...]) -> tuple[str, str] | None:
+def _shared_elsewhere(inputs: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Any]] | None:
     """Describe an input that has axis 0 of another on a later axis, by the names of dynamic axes, with the setting it needs."""
     names = [axis for spec in inputs for axis in set(spec.shape) if isinstance(axis, str)]
     # If an exporter gives several axes of one input the same name, the names carry no information.
@@ -249,15 +250,19 @@ def _shared_elsewhere(inputs: tuple[TensorSpec, ...]) -> tuple[str, str] | None:
                 axis = other.shape.index(spec.shape[0])
                 return (
                     f"axis 0 of input {spec} is axis {axis} of input {other}",
-                    f"{other.name}: {{batch_axis: {axis}}}",
+                    {other.name: {"batch_axis": axis}},
                 )
     return None
 
 
-def _no_common_batch(found: str, setting: str) -> JobError:
+def _setting(inputs: dict[str, Any]) -> str:
+    return yaml_line({"inputs": inputs})
+
+
+def _no_common_batch(found: str, setting: dict[str, Any]) -> JobError:
     return JobError(
         found=f"{found}; the inputs have no common batch axis",
         expected="samples along axis 0 of every input, or `inputs` in the job that says where they are",
-        fix=f"add to the job `inputs: {{{setting}}}` for an input with the samples on another axis, or"
+        fix=f"add to the job `{_setting(setting)}` for an input with the samples on another axis, or"
         " `inputs: {NAME: {constant: VALUE}}` for one that is the same in every request",
     )

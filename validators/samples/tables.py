@@ -1,16 +1,21 @@
-"""Table files: `.parquet`, `.csv` and `.arrow`, their columns as arrays by name."""
+"""Table files: `.parquet`, `.csv` and `.arrow`, their columns as arrays by name, and inputs that are made of columns."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.errors import DataError, JobError
 from validators.samples.array_files import Arrays, Unreadable, check_fits
-from validators.samples.data_advice import kind_of_file
+from validators.samples.data_advice import columns_advice, dtype_advice, kind_of_file, listed
+
+if TYPE_CHECKING:
+    from validators.samples.datasets import TensorSpec
 
 # Smallest size of one value of a column.
 LEAST_BYTES = 1
@@ -151,3 +156,66 @@ def _column(array: Any) -> NDArray[Any]:
     mask = np.ones(padded.shape, np.bool_)
     mask[held] = np.ma.getmaskarray(inner)
     return np.ma.MaskedArray(padded, mask)
+
+
+def is_numbers(array: NDArray[Any]) -> bool:
+    """Return True for a single column of numbers."""
+    return array.ndim == 1 and array.dtype.kind in "biuf"
+
+
+def take_columns(
+    arrays: Arrays, columns: str | None, inputs: tuple[TensorSpec, ...], path: Path, role: str
+) -> list[str]:
+    """Replace the columns of numbers that are no inputs by the input `columns`, if that is missing; return their names.
+
+    Raises:
+        JobError: there is no such input of two axes.
+        DataError: there are more or fewer columns than it has numbers.
+    """
+    if columns is None or columns in arrays:
+        return []
+    spec = next((spec for spec in inputs if spec.name == columns), None)
+    if spec is None or len(spec.shape) != 2:
+        raise JobError(
+            found=f"`data.columns: {columns}` for a model with the inputs {'; '.join(map(str, inputs))}",
+            expected="the name of an input with two axes: samples and numbers",
+            fix="correct the name",
+        )
+    own = {one.name for one in inputs}
+    names = [name for name, array in arrays.items() if name not in own and is_numbers(array)]
+    if isinstance(spec.shape[1], int) and len(names) != spec.shape[1]:
+        raise DataError(
+            found=f"{role} data {path.name} has {len(names)} columns of numbers for {columns!r}: {listed(names)}",
+            expected=f"{spec.shape[1]} columns, which make the input {spec}",
+            fix=columns_advice(columns, spec.shape[1], names)
+            or "write the missing columns too, in the order of the model",
+        )
+    if names:
+        arrays[columns] = np.stack([arrays.pop(name) for name in names], axis=1)
+    return names
+
+
+def typed_columns(array: NDArray[Any], spec: TensorSpec, columns: Sequence[str], path: Path, role: str) -> NDArray[Any]:
+    """Return numbers of a text file with the input's dtype, if it represents them; others as they are.
+
+    Raises:
+        DataError: a number is beyond a float type, where it would become infinite.
+    """
+    wanted = np.dtype(spec.dtype)
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and wanted.kind in "iub"):
+        return array
+    with np.errstate(over="ignore"):
+        typed = array.astype(wanted)
+    if wanted.kind != "f":
+        return typed if np.array_equal(typed, array) else array
+    beyond = np.argwhere(np.isinf(typed) & np.isfinite(array))
+    if len(beyond):
+        row, *places = beyond[0].tolist()
+        column = columns[places[0]] if columns else ".".join([spec.name, *map(str, places)])
+        raise DataError(
+            found=f"{role} data {path.name}: {array[tuple(beyond[0])]:.6g} in column {column!r} of row {row + 1} is beyond "
+            f"{spec.dtype}",
+            expected=f"{spec}, at most {float(np.finfo(wanted).max):.3g} (the row below the header is row 1)",
+            fix=dtype_advice(array, spec.dtype),
+        )
+    return typed

@@ -1,8 +1,9 @@
-"""Safe YAML loading: no tags that create objects, no duplicate keys, and bounded alias expansion."""
+"""Safe YAML: no tags that create objects, no duplicate keys, bounded alias expansion; and names as YAML for advice."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import yaml
@@ -37,6 +38,16 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", part.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+def yaml_line(keys: Mapping[str, Any]) -> str:
+    """Return keys and values as one line of YAML, with quotes around each name that YAML would read as something else.
+
+    >>> yaml_line({"ignore": ["", "Unnamed: 0", "no", "row_id"]})
+    "ignore: ['', 'Unnamed: 0', 'no', row_id]"
+    """
+    text: str = yaml.safe_dump(dict(keys), default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.strip()[1:-1]
 
 
 def load_yaml(text: str) -> Any:

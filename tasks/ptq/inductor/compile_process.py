@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.runtimes.confined import confine
+from tasks.runtimes.confined import confine, first_cause
 from tasks.runtimes.torch_program import load_program
 
 ANSWER = "answer.json"
@@ -35,7 +35,7 @@ def main(order: dict[str, Any]) -> None:
         answer.write_text(json.dumps({"error": _crash()}), encoding="utf-8")
         _load(order)
     except Exception as error:  # torch, torchao, the compiler and the model raise anything
-        told = {"error": f"{type(error).__name__}: {str(error).strip()}"[:2000]}
+        told = {"error": first_cause(error)}
     answer.write_text(json.dumps(told), encoding="utf-8")
 
 

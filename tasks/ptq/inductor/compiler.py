@@ -55,7 +55,7 @@ def run_compiler(
     if "error" in told:
         raise CandidateRefused(
             kind="invalid",
-            found=f"TorchInductor does not compile the program: {told['error'].splitlines()[0][:300]}",
+            found=f"TorchInductor does not compile the program: {told['error']}",
             expected="a program whose operators TorchInductor compiles for this device",
             fix="take candidates of another engine",
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from conftest import Tiny, tiny_model
 from onnx import TensorProto, helper, numpy_helper
@@ -380,3 +381,22 @@ def test_functions_are_looked_into(tiny: Tiny, tmp_path: Path, body: list[tuple[
 
     path = planted(tiny, tmp_path / "model.onnx", define)
     assert words in caught(path).found
+
+
+def test_file_of_the_runtimes_optimizer_is_refused_for_the_one_before(tmp_path: Path) -> None:
+    """The runtime loads the file again, but its weights have the layout of this processor's kernels."""
+    weight = numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float32), "weight")
+    node = helper.make_node("Conv", ["x", "weight"], ["y"])
+    x, y = (helper.make_tensor_value_info(name, FLOAT, ["batch", 16, None, None]) for name in "xy")
+    graph = helper.make_graph([node], "conv", [x], [y], [weight])
+    before, path = tmp_path / "before.onnx", tmp_path / "optimized.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), before)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(before, options, providers=["CPUExecutionProvider"])
+    if not any(node.domain for node in onnx.load(path).graph.node):
+        pytest.skip("the runtime has no layouts of its own for this processor")
+    error = caught(path)
+    assert "com.microsoft.nchwc::Conv" in error.found and "this one was made of" in error.fix
+    check_source_graph(before)

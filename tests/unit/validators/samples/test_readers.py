@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from advice import settings_of
 
-from validators.errors import DataError
+from validators.errors import DataError, JobError
+from validators.job.read_job import parse_job
 from validators.samples.copy_rows import copy_rows
-from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.datasets import Samples, TensorSpec, load_samples
 from validators.samples.readers import digest_data, read_arrays
 
 IDS = TensorSpec("input_ids", "int64", ("batch", "length"))
 MASK = TensorSpec("attention_mask", "int32", ("batch", "length"))
 X = TensorSpec("x", "float32", ("batch", 3))
 AGE = TensorSpec("age", "int8", ("batch",))
+DATA = {"calibration": "data.csv", "evaluation": "data.csv"}
 CODE = TensorSpec("code", "str", ("batch",))
 
 
@@ -216,3 +219,86 @@ def test_a_folder_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (folder / "label.npy").write_bytes((folder / "x.npy").read_bytes()[:140])
     with pytest.raises(DataError, match=r"label\.npy cannot be read"):
         read_arrays(folder, "the")
+
+
+def frame(*names: str) -> pd.DataFrame:
+    """A table of whole numbers and fractions by turns, and labels."""
+    columns = {name: np.arange(4) * (1 if place % 2 else 0.5) + place for place, name in enumerate(names)}
+    return pd.DataFrame(columns | {"label": np.arange(4) % 2})
+
+
+def as_advised(path: Path, specs: tuple[TensorSpec, ...]) -> tuple[Samples, dict[str, Any]]:
+    """The samples after the advice of the refusal is applied, read as a job's settings, and these."""
+    with pytest.raises(DataError) as caught:
+        load_samples(path, specs, label="label", role="evaluation")
+    told = settings_of(caught.value.fix)["data"]
+    job = parse_job({"source": "m.onnx", "target": "ort-cpu", "data": DATA | told}, base=path.parent)
+    return load_samples(
+        path, specs, label="label", role="evaluation", ignore=job.data.ignore, columns=job.data.columns
+    ), told
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "no", "1", "a: b", "[x", "# c", "it's", 'say "a"'])
+def test_advice_ignores_a_column_of_any_name(name: str, tmp_path: Path) -> None:
+    """Such as the index of pandas, which has no name, or "Unnamed: 0"."""
+    table = frame("x.0", "x.1", "x.2")
+    table.insert(1, name, np.arange(4))
+    table.to_csv(tmp_path / "data.csv", index=False)
+    samples, told = as_advised(tmp_path / "data.csv", (X,))
+    assert told == {"ignore": [name]} and set(samples.inputs) == {"x"}
+
+
+@pytest.mark.parametrize(("suffix", "index"), [(".csv", [""]), (".parquet", ["__index_level_0__"])])
+def test_columns_make_the_input_that_the_job_names(suffix: str, index: list[str], tmp_path: Path) -> None:
+    """In the order of the table, and in the type of the input; the index of pandas is left out by name."""
+    table = frame("weight", "age", "dose")
+    table.index = pd.Index([7, 5, 4, 9])
+    path = tmp_path / f"data{suffix}"
+    (table.to_csv if suffix == ".csv" else table.to_parquet)(path)
+    samples, told = as_advised(path, (X,))
+    assert told == {"columns": "x", "ignore": index}
+    np.testing.assert_array_equal(samples.inputs["x"], table[["weight", "age", "dose"]].to_numpy(np.float32))
+    assert samples.inputs["x"].dtype == np.float32 and samples.labels is not None
+    # Other columns in the same file are other samples.
+    other = load_samples(path, (X,), label="age", role="evaluation", ignore=tuple(index), columns="x")
+    assert other.file.digest != samples.file.digest
+
+
+def test_columns_of_another_number_are_named(tmp_path: Path) -> None:
+    frame("weight", "age", "dose", "ward").to_csv(tmp_path / "data.csv", index=False)
+    for columns in (None, "x"):
+        with pytest.raises(DataError) as caught:
+            load_samples(tmp_path / "data.csv", (X,), label="label", role="evaluation", columns=columns)
+        assert "'ward'" in caught.value.found and "name there the other 1" in caught.value.fix
+    with pytest.raises(JobError, match=r"`data\.columns: y`"):
+        load_samples(tmp_path / "data.csv", (X,), label="label", role="evaluation", columns="y")
+
+
+def test_name_of_an_input_of_columns_is_told(tmp_path: Path) -> None:
+    frame("weight", "age", "dose").to_csv(tmp_path / "data.csv", index=False)
+    with pytest.raises(DataError) as caught:
+        load_samples(tmp_path / "data.csv", (X,), label="label", role="evaluation")
+    assert "'x.0', 'x.1', ... are the input 'x'" in caught.value.expected and "in this order" in caught.value.fix
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_column_is_an_input_of_one_number(suffix: str, tmp_path: Path) -> None:
+    """As skl2onnx makes one of each column."""
+    specs = (TensorSpec("weight", "float32", (None, 1)), TensorSpec("ward", "str", (None, 1)))
+    table = frame("weight").assign(ward=list("abca")).astype({"weight": "float32"})
+    path = tmp_path / f"data{suffix}"
+    (table.to_csv if suffix == ".csv" else table.to_parquet)(path, index=False)
+    samples = load_samples(path, specs, label="label", role="evaluation")
+    assert {name: array.shape for name, array in samples.inputs.items()} == {"weight": (4, 1), "ward": (4, 1)}
+
+
+@pytest.mark.parametrize("columns", [None, "x"])
+def test_number_beyond_the_type_is_named(columns: str | None, tmp_path: Path) -> None:
+    """It would become infinite, and the file then be blamed for values that are not in it."""
+    names = ("x.0", "x.1", "x.2") if columns is None else ("weight", "age", "dose")
+    table = frame(*names).astype(float)
+    table.iloc[2, 1] = -1e300
+    table.to_csv(tmp_path / "data.csv", index=False)
+    with pytest.raises(DataError) as caught:
+        load_samples(tmp_path / "data.csv", (X,), label="label", role="evaluation", columns=columns)
+    assert f"-1e+300 in column {names[1]!r} of row 3 is beyond float32" in caught.value.found
