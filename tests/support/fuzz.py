@@ -153,9 +153,9 @@ def attention(b: Builder) -> None:
 
 
 def branch(b: Builder) -> None:
-    """An If on the data, whose branches read the tensor from outside."""
+    """An If on the input, whose branches read the tensor from outside; what decides is exact in every candidate."""
     h, made = b.last, b.name("if")
-    total = b.op("ReduceMean", h, keepdims=0)
+    total = b.op("ReduceMean", "x", keepdims=0)
     condition = b.op("Greater", total, b.constant(np.float32(0)))
     bodies = {
         side: helper.make_graph(
