@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import permutations
 from pathlib import Path
@@ -12,8 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from validators.untrusted.bounded_yaml import yaml_line
 
 # Magic bytes of file formats that users pass as data.
 MAGIC = (
@@ -44,6 +43,18 @@ ADVICE = {
 INDEX_NAMES = ("", "__index_level_0__")
 # Limits the search over permutations.
 MOST_AXES = 6
+
+
+def yaml_line(keys: Mapping[str, Any]) -> str:
+    """Return keys and values as one line of YAML, with quotes around each name that YAML would read as something else.
+
+    >>> yaml_line({"ignore": ["", "Unnamed: 0", "no", "row_id"]})
+    "ignore: ['', 'Unnamed: 0', 'no', row_id]"
+    """
+    import yaml  # the measurement of a GPU reads data without it
+
+    text: str = yaml.safe_dump(dict(keys), default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.strip()[1:-1]
 
 
 def kind_of_file(path: Path) -> str:

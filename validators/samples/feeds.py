@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from validators.errors import JobError
 from validators.job.job_data import InputSettings
+from validators.samples.data_advice import yaml_line
 from validators.samples.datasets import Arrays, Feed, TensorSpec
-from validators.untrusted.bounded_yaml import yaml_line
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Safe YAML: no tags that create objects, no duplicate keys, bounded alias expansion; and names as YAML for advice."""
+"""Safe YAML: no tags that create objects, no duplicate keys, bounded alias expansion."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -38,16 +37,6 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", part.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep)
-
-
-def yaml_line(keys: Mapping[str, Any]) -> str:
-    """Return keys and values as one line of YAML, with quotes around each name that YAML would read as something else.
-
-    >>> yaml_line({"ignore": ["", "Unnamed: 0", "no", "row_id"]})
-    "ignore: ['', 'Unnamed: 0', 'no', row_id]"
-    """
-    text: str = yaml.safe_dump(dict(keys), default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    return text.strip()[1:-1]
 
 
 def load_yaml(text: str) -> Any:
