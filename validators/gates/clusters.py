@@ -86,10 +86,12 @@ def clustered_drop_interval(
         return Estimate(mean), too_few_clusters(effective)
     words, pseudo = f"{clusters.max() + 1} clusters", _pseudo_values(drops, clusters)
     is_right_or_wrong = bool(np.isin(drops, (-1.0, 0.0, 1.0)).all())
-    few = None if is_right_or_wrong else few_drops(drops, effective, confidence, span)
+    spread = float(np.ptp(pseudo)) > RESOLUTION * float(np.abs(pseudo).max())
+    # Clusters of equal means are equal drops, whatever is within them.
+    units = drops if spread else np.full(len(drops), mean)
+    few = None if is_right_or_wrong else few_drops(units, effective, confidence, span)
     if isinstance(few, str):
         return Estimate(mean), f"{few} ({words})"
-    spread = float(np.ptp(pseudo)) > RESOLUTION * float(np.abs(pseudo).max())
     if few and not spread:
         return Estimate(mean, mean - few.below, mean + few.above), f"{few.method} ({words})"
     low, high = mean_interval(pseudo, confidence) if spread else (mean, mean)

@@ -121,6 +121,9 @@ def test_equal_values_and_bad_values_by_clusters() -> None:
     for count, known in ((59, True), (58, False)):
         found, method = clustered_drop_interval(np.full(count * 3, 0.25), np.repeat(np.arange(count), 3), 0.95)
         assert (found.high == 0.25) is known and "equal" in method
+        # Clusters of equal means, whose samples differ.
+        found, method = clustered_drop_interval(np.tile([0.0, 0.5], count), np.repeat(np.arange(count), 2), 0.95)
+        assert (found.high == 0.25) is known and "equal" in method
     found, _ = clustered_drop_interval(np.array([0.5, math.nan] * 20), np.repeat(np.arange(20), 2), 0.95)
     assert math.isnan(found.value)
 
