@@ -41,6 +41,13 @@ def cast(kind: str) -> onnx.ModelProto:
     return single(part, (4, 8))
 
 
+def pool_without_indices() -> onnx.ModelProto:
+    """A second output that is named, and left out."""
+    pool = op("MaxPool", "x", "y", kernel_shape=[2, 2])
+    pool.nodes[0].output.append("")
+    return single(pool, IMAGE)
+
+
 def refused(made: onnx.ModelProto, words: str) -> Broken:
     return Broken("TRT009", made, words)
 
@@ -105,6 +112,7 @@ LIMITS: dict[str, Broken] = {
 WITHIN: dict[str, onnx.ModelProto] = {
     "Resize": resize(FACTORS, ["", "by"], antialias=0),
     "MaxPool": single(op("MaxPool", "x", "y", kernel_shape=[2, 2], dilations=[1, 1]), IMAGE),
+    "MaxPool with an empty second output": pool_without_indices(),
     "ScatterND": scatter("ScatterND", [[0], [2]], (2, 8), "none"),
     "LSTM": single(op("LSTM", "x w r", "y", hidden_size=8, clip=1.0) + GATES, (5, 2, 64)),
     "Cast": cast("INT64"),

@@ -37,8 +37,8 @@ def refused_setting(graph: QuantizedGraph) -> Iterator[tuple[str, str]]:
 
 
 def _attention(_: Scope, node: onnx.NodeProto) -> Iterator[str]:
-    if len(node.output) > 1:
-        yield f"{len(node.output)} outputs"
+    if any(node.output[1:]):
+        yield f"{sum(map(bool, node.output))} outputs"
     if attribute(node, "softcap", 0.0):
         yield "softcap"
     if attribute(node, "softmax_precision", 0):
@@ -57,7 +57,7 @@ def _resize(_: Scope, node: onnx.NodeProto) -> Iterator[str]:
 def _pool(_: Scope, node: onnx.NodeProto) -> Iterator[str]:
     if any(size != 1 for size in attribute(node, "dilations", ())):
         yield "dilations"
-    if len(node.output) > 1:
+    if any(node.output[1:]):
         yield "indices as a second output"
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -53,10 +54,10 @@ GEMM = x() + w(64, 32, zero=[0] * 32)
 RELU_READ_TWICE = product(kind="Conv", output="c") + op("Relu", "c", "m") + out("m")
 
 
-def bias(scale: object, codes: object = np.int32, n: int = 32) -> Part:
+def bias(scale: object, codes: Any = np.int32, n: int = 32) -> Part:
     """A bias stored as integers, with a scale or several."""
     dequantized = op("DequantizeLinear", "bq bs", "b", axis=0)
-    return dequantized + const(bq=np.arange(n, dtype=np.dtype(codes)), bs=np.full(n, scale, SINGLE))  # type: ignore[call-overload]
+    return dequantized + const(bq=np.arange(n, dtype=np.dtype(codes)), bs=np.full(n, scale, SINGLE))
 
 
 def right(part: Part, factor: float = 1.0, n: int = 32) -> Part:
@@ -80,6 +81,7 @@ LINT_ALL = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from tasks.targets.catalog import lint_here
 for path in sys.argv[1:]:
     findings, basis = lint_here(Path(path), "ort-cpu")
