@@ -40,7 +40,7 @@ import onnx
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import FLOATS, FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
-from tasks.ptq.eight_bit.signs import negative_factor
+from tasks.ptq.eight_bit.signs import has_negative_factors
 from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators
 from validators.job.candidate_name import RangeMethod
 
@@ -135,12 +135,12 @@ def _tables(view: GraphView, keep_float: Collection[str], has_products: bool) ->
 def _why_float(view: GraphView, node: onnx.NodeProto) -> str:
     """Return why a product stays in float although it could run in integers, or ""."""
     for index in view.activations(node):
-        maker = view.producer.get(node.input[index])
-        while maker is not None and not maker.domain and maker.op_type in CARRIERS:
-            maker = view.producer.get(maker.input[0])
+        tensor = node.input[index]
+        while (maker := view.producer.get(tensor)) is not None and not maker.domain and maker.op_type in CARRIERS:
+            tensor = maker.input[0]
         if maker is not None and not maker.domain and maker.op_type == "Softmax":
             return SOFTMAX
-        if maker is not None and negative_factor(view, maker) is not None:
+        if has_negative_factors(view, tensor):
             return NEGATIVE
     return ""
 

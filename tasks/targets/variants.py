@@ -76,7 +76,7 @@ def _other_answers(path: Path, session: SessionSettings, materials: Materials) -
     """Return a note if the engine computes another function than its file, which ONNX Runtime computes as written.
 
     OpenVINO rewrites graphs when it loads them. What it gets wrong would look like a loss of the precision
-    (`benchmarks/engine_disagreements` has the patterns that are known).
+    (`benchmarks/engine_disagreements.py` has the patterns that are known).
     """
     batch, found = materials.batches()[0], []
     for settings in (parity_settings(materials.libraries), session.without_spinning()):

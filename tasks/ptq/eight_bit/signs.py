@@ -28,15 +28,29 @@ def negative_factor(view: GraphView, node: onnx.NodeProto) -> int | None:
     return None
 
 
+def has_negative_factors(view: GraphView, tensor: str) -> bool:
+    """Return True if a tensor is a product with negative constants, or one with further constants of such a product."""
+    while (maker := view.producer.get(tensor)) is not None:
+        if negative_factor(view, maker) is not None:
+            return True
+        # OpenVINO merges neighbouring products with constants into one.
+        factors = [name for name in maker.input if name in view.constants]
+        others = [name for name in maker.input if name not in view.constants]
+        is_divided = operator_of(maker) == "Div" and factors == list(maker.input[1:])
+        if len(others) != 1 or not (is_divided or operator_of(maker) == "Mul"):
+            return False
+        tensor = others[0]
+    return False
+
+
 def make_factors_positive(graph: onnx.GraphProto) -> int:
     """Move negative signs of factors into the weights of the products that read them, exactly; return how many were moved.
 
     A factor stays as it is if anything else reads its product, or if it is not one of the last axis alone.
     """
-    moved = 0
-    for tensor in layers_by_input(GraphView(graph)):
-        view = GraphView(graph)
-        maker, layers = view.producer.get(tensor), layers_by_input(view)[tensor]
+    moved, view = 0, GraphView(graph)
+    for tensor, layers in layers_by_input(view).items():
+        maker = view.producer.get(tensor)
         place = None if maker is None else negative_factor(view, maker)
         if maker is None or place is None or tensor in view.pinned:
             continue

@@ -80,10 +80,22 @@ def test_a_product_behind_signs_that_cannot_move_stays_in_float(tmp_path: Path) 
     assert apart(odd, variant) < 0.02
 
 
+def test_signs_count_through_products_with_further_constants(tmp_path: Path) -> None:
+    """OpenVINO merges both into one: the product behind stays in float, which leaves nothing in INT8."""
+    nodes = [
+        node("Mul", ["x", "g"], ["p"]),
+        node("Div", ["p", "d"], ["h"]),
+        node("MatMul", ["h", "w"], ["y"], name="m"),
+    ]
+    model = model_of(nodes, {"g": GAINS, "d": np.exp(GAINS), "w": draw(64, 64, seed=1) / 8})
+    with pytest.raises(CandidateRefused, match="negative constants"):
+        made(odd_of(model, tmp_path), STATIC, tmp_path)
+
+
 def test_a_function_that_the_engine_changes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file without the remedy: the loss is not INT8's, and the variant says so."""
     monkeypatch.setattr(qdq, "make_factors_positive", lambda graph: 0)
-    monkeypatch.setattr(openvino_forms, "negative_factor", lambda view, maker: None)
+    monkeypatch.setattr(openvino_forms, "has_negative_factors", lambda view, tensor: False)
     odd = odd_of(scaled(), tmp_path)
     variant = made(odd, STATIC, tmp_path)
     assert apart(odd, variant) > 0.5
