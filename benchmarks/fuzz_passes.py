@@ -3,11 +3,12 @@
     python benchmarks/fuzz_passes.py 0 1000
 
 Findings end up in `benchmarks/results/fuzz_passes.json`: models, candidates, refusals by reason, the largest errors, and every
-promise that was broken, with its seed.
+promise that was broken, with its seed. Seeds that the file covers already stay, where it begins at the same one.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections import Counter
@@ -29,11 +30,15 @@ def main(
     end: Annotated[int, typer.Argument(help="Seed after the last one.")] = 1000,
 ) -> None:
     """Check the models of these seeds, and write figures after each."""
-    kinds: Counter[str] = Counter()
-    refused: dict[str, Counter[str]] = {}
-    largest: dict[str, dict[str, float]] = {}
-    broken: list[dict[str, Any]] = []
-    for seed in range(first, end):
+    path = RESULTS / "fuzz_passes.json"
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if before.get("seeds", [None])[0] != first:
+        before = {}
+    kinds: Counter[str] = Counter(before.get("kinds"))
+    refused = {name: Counter(of) for name, of in before.get("refused", {}).items()}
+    largest: dict[str, dict[str, float]] = before.get("largest", {})
+    broken: list[dict[str, Any]] = before.get("broken", [])
+    for seed in range(before.get("seeds", [first, first])[1], end):
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
             try:
                 steps, findings = check_model(seed, Path(folder, "model"))
@@ -44,7 +49,7 @@ def main(
         kinds.update(set(steps))
         for found in findings:
             if found.refused:
-                refused.setdefault(found.candidate, Counter())[found.refused[:60]] += 1
+                refused.setdefault(found.candidate, Counter())[found.refused.split(" (n")[0][:60]] += 1
                 continue
             errors = largest.setdefault(found.candidate, {"of_file": 0.0, "of_engine": 0.0})
             for name in errors:
