@@ -176,6 +176,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ece": {"scores": "logits"},
     **{name: {"k": 1} for name in ("recall_at_k", "ndcg", "mrr")},
 }
+# Their rows are ranks among the samples of the run.
+RANKED = ("auroc", "pr_auc", "spearman")
 SLOW = ("wer", "cer", "bleu", "rouge", "exact_match", "map", "map50")
 
 
@@ -192,7 +194,8 @@ def cell(name: str, metric: Metric, draw: Draw, n: int, deciding: int, seed: int
     """Simulate one cell."""
     rng, part, start = np.random.default_rng(seed), deciding / n, time.perf_counter()
     anew = draw is groups
-    before, after = rows_of(metric, draw(rng, 2 * n if anew else POPULATION if name in SLOW else LARGE, part))
+    population = draw(rng, 2 * n if anew else POPULATION if name in SLOW else LARGE, part)
+    before, after = rows_of(metric, population)
     sign = 1 if metric.higher_is_better else -1
     truth = sign * (metric.value(before) - metric.value(after))
     if name == "perplexity":
@@ -204,8 +207,12 @@ def cell(name: str, metric: Metric, draw: Draw, n: int, deciding: int, seed: int
     while done < LEAST or (done < MOST and share(passed, done)["interval"][1] > ENOUGH):
         for _ in range(100):
             chosen = rng.integers(0, len(before), n)
-            rows, clusters = (before[chosen], after[chosen]), None
-            if anew:
+            clusters = None
+            if name in RANKED:
+                rows = rows_of(metric, tuple(of[chosen] for of in population))
+            elif not anew:
+                rows = before[chosen], after[chosen]
+            else:
                 drawn = draw(rng, n, part)
                 rows, clusters = rows_of(metric, drawn), drawn[0]
             drop, _ = estimate_drop(metric, *rows, CONFIDENCE, seed=0, clusters=clusters)
