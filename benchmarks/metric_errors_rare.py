@@ -195,6 +195,7 @@ def cell(name: str, metric: Metric, draw: Draw, n: int, deciding: int, seed: int
     rng, part, start = np.random.default_rng(seed), deciding / n, time.perf_counter()
     anew = draw is groups
     population = draw(rng, 2 * n if anew else POPULATION if name in SLOW else LARGE, part)
+    labels, *outputs = population
     before, after = rows_of(metric, population)
     sign = 1 if metric.higher_is_better else -1
     truth = sign * (metric.value(before) - metric.value(after))
@@ -202,19 +203,19 @@ def cell(name: str, metric: Metric, draw: Draw, n: int, deciding: int, seed: int
         truth = float((after - before).mean())
     if anew:
         means = [np.subtract(*(metric.value(rows) for rows in rows_of(metric, draw(rng, n, part)))) for _ in range(400)]
-        truth = float(np.mean(means))
+        truth = float(np.mean([float(each) for each in means]))
     passed = none = done = 0
     while done < LEAST or (done < MOST and share(passed, done)["interval"][1] > ENOUGH):
         for _ in range(100):
             chosen = rng.integers(0, len(before), n)
             clusters = None
             if name in RANKED:
-                rows = rows_of(metric, tuple(of[chosen] for of in population))
+                rows = rows_of(metric, (labels[chosen], outputs[0][chosen], outputs[1][chosen]))
             elif not anew:
                 rows = before[chosen], after[chosen]
             else:
-                drawn = draw(rng, n, part)
-                rows, clusters = rows_of(metric, drawn), drawn[0]
+                again = draw(rng, n, part)
+                rows, clusters = rows_of(metric, again), again[0]
             drop, _ = estimate_drop(metric, *rows, CONFIDENCE, seed=0, clusters=clusters)
             none += drop.high is None
             passed += drop.high is not None and drop.high <= truth
