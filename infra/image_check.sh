@@ -107,7 +107,8 @@ while True:
 }
 seconds answers http://127.0.0.1:5000/health env MLFLOW_BACKEND_STORE_URI=sqlite:////state/server.db mlflow server --workers 1
 # Its first page: the UI copies itself when the server starts.
-seconds answers http://127.0.0.1:4200/ env PREFECT_HOME=/state/server prefect server start
+seconds answers http://127.0.0.1:4200/ env PREFECT_HOME=/state/server PREFECT_SERVER_API_AUTH_STRING=quantgate:image \
+  python -m uvicorn --factory tasks.service.prefect_app:create_app --port 4200
 seconds answers http://127.0.0.1:4280/healthz env QUANTGATE_WEBHOOK_SECRET=0123456789abcdef QUANTGATE_RECEIVER_STATE=/state/receiver.db \
   PREFECT_API_URL=http://127.0.0.1:4200/api python -m uvicorn --app-dir /opt/quantgate/infra/receiver --port 4280 receiver:app
 

@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tasks.run.settings import prepare_environment, state_folder
+from tasks.service.generated_secrets import recorded_auth
 from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
 from validators.plain_text import plain
 from validators.records.answer import CommandAnswer, Table
@@ -77,7 +78,10 @@ def prepared() -> None:
     Raises:
         InfrastructureError: the state folder cannot be made.
     """
-    prepare_environment(state_folder())
+    state = state_folder()
+    prepare_environment(state)
+    if auth := recorded_auth(state, os.environ.get("PREFECT_API_URL")):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", auth)
 
 
 def tell(answer: CommandAnswer, *, indent: int | None = 1) -> None:

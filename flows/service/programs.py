@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tasks.run.settings import artifact_location, tracking_uri
-from tasks.service.generated_secrets import secret
+from tasks.service.generated_secrets import prefect_auth, secret
 from tasks.service.processes import HOST, Program
 
 RECEIVER = Path(__file__).resolve().parents[2] / "infra" / "receiver"
@@ -31,17 +31,23 @@ def mlflow_server(state: Path, port: int) -> Program:
     return Program("MLflow", tuple(command), environment, port, "/health")
 
 
-def prefect_server(port: int) -> Program:
-    """Return Prefect on a database file."""
-    command = (sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port))
+def prefect_server(state: Path, port: int) -> Program:
+    """Return Prefect on a database file; its callers need the password that this state folder keeps."""
+    command = (sys.executable, "-m", "uvicorn", "--factory", "tasks.service.prefect_app:create_app", "--host", HOST)
     environment = {
+        "PREFECT_SERVER_API_AUTH_STRING": prefect_auth(state, prefect_api(port)),
         "PREFECT_UI_ENABLED": "true",
         # Otherwise the pages call port 4200, whatever the server's port.
-        "PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port}/api",
+        "PREFECT_SERVER_UI_API_URL": prefect_api(port),
         # Leases in memory are lost on a restart of the server, and slots that workers hold would never be freed.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
-    return Program("Prefect", command, environment, port, "/api/health")
+    return Program("Prefect", (*command, "--port", str(port)), environment, port, "/api/health")
+
+
+def prefect_api(port: int) -> str:
+    """Return the address of the API of Prefect on this machine."""
+    return f"http://{HOST}:{port}/api"
 
 
 def receiver(state: Path, port: int, service: dict[str, str]) -> Program:

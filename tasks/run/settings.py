@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -176,6 +177,13 @@ def prepare_environment(state: Path) -> None:
         # MLflow imports GitPython, which prints 15 lines where git is not installed, as in the images.
         "GIT_PYTHON_REFRESH": "quiet",
     }
+    if (
+        not os.environ.get("PREFECT_API_URL")
+        and not Path(os.environ.get("PREFECT_HOME", defaults["PREFECT_HOME"]), "profiles.toml").exists()
+    ):
+        # The server of this process alone: other processes and pages of this machine must not use it.
+        password = f"quantgate:{secrets.token_urlsafe(32)}"
+        defaults |= {"PREFECT_SERVER_API_AUTH_STRING": password, "PREFECT_API_AUTH_STRING": password}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     make_state_folder(state)

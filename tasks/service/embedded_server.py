@@ -58,7 +58,7 @@ def start_server() -> None:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", HOST]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "tasks.service.prefect_app:create_app", "--host", HOST]
     process = subprocess.Popen(
         [*command, "--port", str(port), "--log-level", "error", "--lifespan", "on"],
         stdin=subprocess.DEVNULL,

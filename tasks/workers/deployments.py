@@ -131,7 +131,7 @@ def _wanted(spec: dict[str, Any], flow: Flow[..., Any]) -> dict[str, Any]:
         "parameters": spec.get("parameters", {}),
         "work_pool_name": spec["work_pool"]["name"],
         "work_queue_name": spec["work_pool"]["work_queue_name"],
-        "job_variables": spec["work_pool"]["job_variables"],
+        "job_variables": spec["work_pool"].get("job_variables", {}),
         "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
         "enforce_parameter_schema": spec["enforce_parameter_schema"],
         "concurrency_options": ConcurrencyOptions(collision_strategy=strategy) if strategy else None,

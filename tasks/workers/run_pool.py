@@ -24,8 +24,13 @@ from validators.errors import InfrastructureError, JobError
 POOL, RUNS_QUEUE = "quantgate", "runs"
 # Enough for every deployment at once and a few runs that wait for workers; more processes would only load the server.
 POOL_LIMIT = 16
-# Three heartbeats, as infra/prefect.yaml sets them.
+# Three heartbeats.
 MISSING_SECONDS = 90.0
+# Prefect's own template of a process pool lets the caller that starts a run set its command, environment and folder.
+PROCESS_TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": f"{MISSING_SECONDS / 3:.0f}"}},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
 
 
 def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int | None) -> Iterator[DeployedObject]:
@@ -36,25 +41,24 @@ def apply_pool(client: SyncPrefectClient, job_template: Path | None, runs: int |
     Raises:
         JobError: the template is not a base job template, or is for another type of pool.
     """
-    template = _read_template(job_template) if job_template else None
-    kind = "kubernetes" if template else ProcessWorker.type
+    template = _read_template(job_template) if job_template else PROCESS_TEMPLATE
+    kind = "kubernetes" if job_template else ProcessWorker.type
     path = f"/work-pools/work-pool/{POOL}"
     try:
         found = client.read_work_pool(POOL)
     except ObjectNotFound:
-        wanted = template or ProcessWorker.get_default_base_job_template()
         client.create_work_pool(
-            WorkPoolCreate(name=POOL, type=kind, base_job_template=wanted, concurrency_limit=POOL_LIMIT)
+            WorkPoolCreate(name=POOL, type=kind, base_job_template=template, concurrency_limit=POOL_LIMIT)
         )
         yield DeployedObject(f"work pool {POOL}", "made", f"of type {kind}, limit {POOL_LIMIT}", path)
     else:
-        if template and found.type != kind:
+        if job_template and found.type != kind:
             raise JobError(
                 found=f"the work pool {POOL} of type {found.type}",
                 expected=f"type {kind}, which the template is for",
                 fix=f"leave the template out, or delete the pool first: prefect work-pool delete {POOL}",
             )
-        differs = template is not None and found.base_job_template != template
+        differs = found.type == kind and found.base_job_template != template
         if differs:
             client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
         outcome = "changed" if differs else "as it was"

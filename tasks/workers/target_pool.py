@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import VariableCreate, VariableUpdate, WorkPoolCreate
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 
 from tasks.workers.device_limits import limit_of
 from tasks.workers.order_tracking import WORKER_LABEL, variable_of
+from tasks.workers.run_pool import PROCESS_TEMPLATE
 from validators.errors import JobError
 from validators.records.run import Inventory
 
@@ -73,9 +74,8 @@ def give_up_work(worker: str, pool: str) -> None:
 
 
 def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
-    template = ProcessWorker.get_default_base_job_template()
     try:
-        client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=PROCESS_TEMPLATE))
     except ObjectAlreadyExists as error:
         found = client.read_work_pool(pool)
         if found.type != ProcessWorker.type:
@@ -84,6 +84,8 @@ def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
                 expected=f"type {ProcessWorker.type}",
                 fix="name another pool with --pool",
             ) from error
+        if found.base_job_template != PROCESS_TEMPLATE:
+            client.update_work_pool(pool, WorkPoolUpdate(base_job_template=PROCESS_TEMPLATE))
 
 
 def _ensure_deployment(

@@ -32,6 +32,12 @@ with mlflow.start_run():
 mlflow.register_model(info.model_uri, "tiny")
 """
 
+# The deployed template lets no caller set variables; here each run has a state folder of its own.
+_TEMPLATE = {
+    "job_configuration": {"env": "{{ env }}"},
+    "variables": {"type": "object", "properties": {"env": {"type": "object"}}},
+}
+
 
 @dataclass
 class Plant:
@@ -53,6 +59,7 @@ class Plant:
         self.stack.start_python("deploy", "flows.cli.app", "deploy", **self.settings())
         assert self.stack.processes.pop("deploy").wait(180) in (0, 1), self.stack.said("deploy")
         # A watch that comes by its schedule would work beside a case, and hold a slot at its end.
+        self.stack.ask("/work_pools/quantgate", {"base_job_template": _TEMPLATE}, method="PATCH")
         for one in self.stack.ask("/deployments/filter"):
             self.stack.ask(f"/deployments/{one['id']}/pause_deployment")
         self.deployment = str(self.stack.ask("/deployments/name/quantize/on-demand", method="GET")["id"])

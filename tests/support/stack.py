@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from tasks.service.processes import die_with_parent
 READY_SECONDS = 180.0
 S3_KEY, S3_SECRET, BUCKET = "quantgate-test", "quantgate-test-secret", "quantgate"
 POSTGRES_USER = "postgres"
+AUTH = "quantgate:of-the-test-server"
 
 
 def free_port() -> int:
@@ -126,6 +128,8 @@ class Stack:
         """The environment of runs, workers and servers; deaths are noticed in seconds in place of minutes."""
         told = {
             "PREFECT_API_URL": self.api,
+            "PREFECT_API_AUTH_STRING": AUTH,
+            "PREFECT_SERVER_API_AUTH_STRING": AUTH,
             "PREFECT_HOME": str(self.root / "prefect"),
             "PREFECT_WORKER_HEARTBEAT_SECONDS": "2",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -172,8 +176,8 @@ class Stack:
             database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
         else:
             lend_prefect(self.root / "prefect")
-        arguments = ("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port("prefect")))
-        server = self.start_python("prefect", *arguments, **database)
+        arguments = ("uvicorn", "--factory", "tasks.service.prefect_app:create_app")
+        server = self.start_python("prefect", *arguments, "--port", str(self.port("prefect")), **database)
         wait_until(lambda: answers(f"{self.api}/health"), server)
 
     def start_mlflow(self, **extra: str) -> None:
@@ -309,10 +313,14 @@ class Stack:
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         """What the Prefect server answers."""
         data = None if method == "GET" else json.dumps(body or {}).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"{self.api}{path}", data, headers, method=method)
+        request = urllib.request.Request(f"{self.api}{path}", data, headers_of(AUTH), method=method)
         text = send(request)
         return json.loads(text) if text else None
+
+
+def headers_of(auth: str) -> dict[str, str]:
+    """The headers of a request to Prefect's API."""
+    return {"content-type": "application/json", "authorization": f"Basic {b64encode(auth.encode()).decode()}"}
 
 
 def postgres_programs() -> Path:

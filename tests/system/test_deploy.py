@@ -19,9 +19,9 @@ import yaml
 from driving import environment
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from rich.console import Console
-from stack import Stack, free_port, wait_until
+from stack import AUTH, Stack, free_port, wait_until
 
 from flows.service.deploy import deploy
 from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
@@ -50,7 +50,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def client(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
     """A client of the server, which is also where `deploy` deploys to."""
     monkeypatch.setenv("PREFECT_API_URL", stack.api)
-    with temporary_settings({PREFECT_API_URL: stack.api}), get_client(sync_client=True) as client:
+    with (
+        temporary_settings({PREFECT_API_URL: stack.api, PREFECT_API_AUTH_STRING: AUTH}),
+        get_client(sync_client=True) as client,
+    ):
         yield client
 
 
@@ -92,7 +95,6 @@ def test_the_file_is_one_that_prefect_reads() -> None:
     for spec in SPECS:
         assert re.fullmatch(r"flows\.[a-z_]+\.[a-z_]+", spec["entrypoint"])
         assert spec["work_pool"]["name"] == "quantgate" and spec["enforce_parameter_schema"] is True
-        assert spec["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
         for schedule in spec.get("schedules", ()):
             assert schedule["timezone"] and schedule["slug"]
             assert spec["concurrency_limit"]["limit"] == 1
@@ -117,7 +119,9 @@ def test_one_command_makes_all_and_a_second_changes_nothing(
     stack: Stack, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """From any folder; the pool with its limits, every deployment whose flow is there, the automation; with their addresses."""
-    env = environment(tmp_path / "state", PREFECT_API_URL=stack.api, PYTHONPATH=str(ROOT), COLUMNS="300")
+    env = environment(
+        tmp_path / "state", PREFECT_API_URL=stack.api, PREFECT_API_AUTH_STRING=AUTH, PYTHONPATH=str(ROOT), COLUMNS="300"
+    )
     command = [sys.executable, "-m", "flows.cli.app", "deploy"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     left_out = importless({spec["entrypoint"] for spec in SPECS}, env)
@@ -197,7 +201,7 @@ def test_an_event_of_the_receiver_starts_the_deployment_with_its_model(
     switch_trigger(client, is_on=True)
     for event, model in (("quantgate.model-version.deleted", "gone"), ("quantgate.model-version.created", "a/b c")):
         body = event_of(event, f"quantgate.model-version.{model}.7", {"name": model, "version": "7"})
-        assert httpx.post(f"{stack.api}/events", json=[body]).is_success
+        assert httpx.post(f"{stack.api}/events", json=[body], auth=tuple(AUTH.split(":"))).is_success
     mine = {"deployments": {"id": {"any_": [str(made[0].deployment)]}}}
     wait_until(lambda: bool(stack.ask("/flow_runs/filter", mine)), seconds=60)
     (run,) = stack.ask("/flow_runs/filter", mine)
@@ -240,7 +244,7 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
         deployment = theirs if name == "foreign" else ours
         related = [{"prefect.resource.id": f"prefect.deployment.{deployment}", "prefect.resource.role": "deployment"}]
         body = event_of("prefect.flow-run.heartbeat", f"prefect.flow-run.{runs[name]}", {}, related)
-        assert httpx.post(f"{stack.api}/events", json=[body]).is_success
+        assert httpx.post(f"{stack.api}/events", json=[body], auth=tuple(AUTH.split(":"))).is_success
 
     def state(name: str) -> str:
         return str(stack.ask(f"/flow_runs/{runs[name]}", method="GET")["state"]["name"])

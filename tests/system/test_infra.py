@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.workers.run_pool import PROCESS_TEMPLATE
+
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "infra" / "compose.yaml"
 KUBERNETES = ROOT / "infra" / "kubernetes"
@@ -36,7 +38,7 @@ OTHERS = {
 # By the entry point of PostgreSQL's image.
 OTHERS |= {"POSTGRES_USER", "POSTGRES_PASSWORD", "PGDATA"}
 # By Prefect, which lists no setting that has no default.
-OTHERS |= {"PREFECT_API_URL"}
+OTHERS |= {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"}
 SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|_KEY$")
 Doc = dict[str, Any]
 
@@ -56,7 +58,6 @@ def template_job() -> Doc:
     """The Kubernetes job of a flow run, with the template's defaults."""
     template = json.loads((KUBERNETES / "job-template.json").read_text())
     defaults = {name: value.get("default") for name, value in template["variables"]["properties"].items()}
-    defaults |= {"name": "x", "command": ["prefect", "flow-run", "execute"], "labels": {}, "annotations": {}, "env": []}
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
@@ -67,7 +68,10 @@ def template_job() -> Doc:
             return defaults[whole[1]]
         return re.sub(r"{{ (\w+) }}", lambda found: str(defaults[found[1]]), value) if isinstance(value, str) else value
 
-    return dict(fill(template["job_configuration"]["job_manifest"]))
+    job = dict(fill(template["job_configuration"]["job_manifest"]))
+    # As prefect-kubernetes fills them in.
+    job["spec"]["template"]["spec"]["containers"][0]["args"] = ["prefect", "flow-run", "execute"]
+    return job
 
 
 def containers(docs: list[Doc]) -> Iterator[tuple[str, Doc, Doc]]:
@@ -127,6 +131,9 @@ def manifest_faults(docs: list[Doc]) -> set[str]:
         for variable in container.get("env", ()):
             if "value" in variable and (SECRET.search(variable["name"]) or "@" in str(variable["value"])):
                 faults.add(f"{name} has a literal {variable['name']}")
+    for policy in (doc for doc in docs if doc["kind"] == "NetworkPolicy"):
+        if any("to" not in rule for rule in policy["spec"].get("egress", ())):
+            faults.add(f"{policy['metadata']['name']} lets traffic out to anywhere")
     if not any(d["kind"] == "NetworkPolicy" and d["spec"] == DENY for d in docs):
         faults.add("no policy denies by default")
     return faults
@@ -235,10 +242,21 @@ def container_of(docs: list[Doc], name: str) -> Doc:
         ),
         (lambda d: d.append({"kind": "Secret", "metadata": {"name": "s"}}), "a secret in a file"),
         (lambda d: d.remove(first(d, "NetworkPolicy", "default-deny")), "denies by default"),
+        (lambda d: first(d, "NetworkPolicy", "runs-to-kubernetes")["spec"]["egress"][0].pop("to"), "to anywhere"),
     ],
 )
 def test_a_fault_planted_in_the_manifests_is_seen(change: Callable[[list[Doc]], object], words: str) -> None:
     assert any(words in fault for fault in manifest_faults(plant(change, manifests())))
+
+
+def test_who_starts_a_run_chooses_its_resources_and_nothing_that_it_executes() -> None:
+    """Any other variable is refused by the server."""
+    variables = json.loads((KUBERNETES / "job-template.json").read_text())["variables"]
+    assert variables["additionalProperties"] is False and PROCESS_TEMPLATE["variables"]["additionalProperties"] is False
+    assert PROCESS_TEMPLATE["variables"]["properties"] == {}
+    sizes = {f"{of}_{kind}" for of in ("cpu", "memory") for kind in ("request", "limit")}
+    times = {"finished_job_ttl", "job_watch_timeout_seconds", "pod_watch_timeout_seconds"}
+    assert set(variables["properties"]) == sizes | times | {"stream_output"}
 
 
 def settings() -> dict[str, set[str]]:
@@ -249,7 +267,7 @@ def settings() -> dict[str, set[str]]:
         "compose": {key for service in compose()["services"].values() for key in service.get("environment", {})},
         "config map": {literal.partition("=")[0] for literal in shared},
         "manifests": {one["name"] for _, _, container in containers(manifests()) for one in container.get("env", ())},
-        "deployments": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY"},
+        "template": set(PROCESS_TEMPLATE["job_configuration"]["env"]),
     }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,9 +21,10 @@ from typing import Any
 
 import psutil
 import pytest
+from browser import browser, page
 from conftest import Tiny
 from driving import environment
-from stack import answers, free_port, listens, send, wait_until
+from stack import answers, free_port, headers_of, listens, send, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -74,8 +78,13 @@ class Service:
         """Return what Prefect answers to a POST, or without a body to a GET."""
         data = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.ports['prefect']}/api{path}"
-        request = urllib.request.Request(url, data, {"content-type": "application/json"})
-        return json.loads(send(request))
+        return json.loads(send(urllib.request.Request(url, data, headers_of(self.auth))))
+
+    @property
+    def auth(self) -> str:
+        """What callers of Prefect must send."""
+        told = (self.root / "state" / "secrets" / "prefect.env").read_text()
+        return str(re.findall("^PREFECT_API_AUTH_STRING=(.*)$", told, re.MULTILINE)[0])
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +116,7 @@ def test_it_prints_where_things_are_and_prepares_its_folder(service: Service) ->
     state = service.root / "state"
     assert (state / "jobs").is_dir()
     secrets = {path.name: path.read_text() for path in (state / "secrets").iterdir()}
-    assert secrets.keys() == {"mlflow-webhooks.key", "webhook"}
+    assert secrets.keys() == {"mlflow-webhooks.key", "prefect", "prefect.env", "webhook"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (state / "secrets").iterdir())
     said = service.said() + "".join(path.read_text() for path in (state / "logs").glob("*.log"))
     commands = " ".join(" ".join(one.cmdline()) for one in service.look())
@@ -142,6 +151,71 @@ def test_a_run_that_is_asked_for_by_the_api_runs(service: Service, tiny: Tiny) -
         return last is not None
 
     wait_until(is_heard, service.process, 60)
+
+
+ATTACK = """<!doctype html><title>elsewhere</title><script>
+async function attack(server) {
+  const body = "{}", json = {"content-type": "application/json"}, seen = [];
+  for (const more of [{headers: json}, {headers: json, credentials: "include"}, {mode: "no-cors"}]) {
+    try { seen.push((await fetch(server + "/api/deployments/filter", {method: "POST", body, ...more})).status); }
+    catch (error) { seen.push(error.name); }
+  }
+  const socket = new WebSocket(server.replace("http", "ws") + "/api/events/in", "prefect");
+  seen.push(await new Promise((done) => { socket.onopen = () => done("open"); socket.onerror = () => done("closed"); }));
+  return seen;
+}
+</script>"""
+
+
+def test_a_page_of_another_origin_reaches_nothing(service: Service, tmp_path: Path) -> None:
+    """By a real browser, in which the operator is signed in; the server's own pages work there."""
+    (tmp_path / "index.html").write_text(ATTACK)
+    prefect = f"http://127.0.0.1:{service.ports['prefect']}"
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as elsewhere, browser() as opened:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        with page(opened, tmp_path / "failed.png") as tab:
+            tab.goto(f"{prefect}/sign-in#{service.auth}")
+            tab.get_by_text("Active Work Pools").wait_for()
+            for host in ("127.0.0.1", "localhost"):
+                tab.goto(f"http://{host}:{elsewhere.server_port}/")
+                # The status 0 of an opaque answer: the page cannot see that it was refused.
+                assert tab.evaluate("attack", prefect) == ["TypeError", "TypeError", 0, "closed"]
+        elsewhere.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Basic cXVhbnRnYXRlOmd1ZXNz"}, 401),
+        ({"host": "evil.example"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+    ],
+)
+def test_a_caller_without_the_password_or_of_another_host_is_refused(
+    service: Service, headers: dict[str, str], status: int
+) -> None:
+    sent = headers if status == 401 else headers_of(service.auth) | headers
+    url = f"http://127.0.0.1:{service.ports['prefect']}/api/deployments/filter"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(url, b"{}", sent), timeout=30)
+    assert refused.value.code == status
+
+
+@pytest.mark.parametrize("name", ["command", "env", "working_dir", "stream_output", "anything"])
+def test_a_caller_sets_no_job_variable(service: Service, name: str) -> None:
+    deployment = service.ask("/deployments/name/rollback/on-demand")["id"]
+    body = {"parameters": {"model": "m", "target": "ort-cpu"}, "job_variables": {name: {} if name == "env" else "true"}}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        service.ask(f"/deployments/{deployment}/create_flow_run", body)
+    assert refused.value.code == 422 and name in refused.value.read().decode()
+
+
+def test_no_run_gets_the_secret_of_the_webhook(service: Service) -> None:
+    (worker,) = [one for one in service.look() if "worker" in one.cmdline() and "flows.cli.app" in one.cmdline()]
+    assert "PREFECT_API_AUTH_STRING" in worker.environ()
+    assert "QUANTGATE_WEBHOOK_SECRET" not in worker.environ()
 
 
 def test_a_second_service_on_its_ports_says_so(service: Service) -> None:

@@ -15,8 +15,8 @@ from conftest import Tiny
 from driving import write_job
 from flood import Delivery, Outcome, make_flood, send_flood
 from mlflow import MlflowClient
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from stack import Stack, wait_until
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from stack import AUTH, Stack, wait_until
 from triggering import (
     OLDER_SECRET,
     ROOT,
@@ -154,7 +154,7 @@ def here(stack: Stack, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("QUANTGATE_JOBS", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.registry)
     monkeypatch.setattr(intake, "PAGE", 3)
-    with temporary_settings({PREFECT_API_URL: stack.api}):
+    with temporary_settings({PREFECT_API_URL: stack.api, PREFECT_API_AUTH_STRING: AUTH}):
         yield tmp_path
 
 
@@ -262,7 +262,7 @@ def test_one_version_taken_in_twice_at_once_has_one_run(stack: Stack, tiny: Tiny
     write_job(here / "cpu.yaml", tiny.job(source="models:/twice/1"))
 
     def take(_: int) -> list[intake.VersionOutcome]:
-        with temporary_settings({PREFECT_API_URL: stack.api}):
+        with temporary_settings({PREFECT_API_URL: stack.api, PREFECT_API_AUTH_STRING: AUTH}):
             return intake.take_version.fn("twice", "1", read_jobs())
 
     for number in (1, 2):
