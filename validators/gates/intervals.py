@@ -208,7 +208,8 @@ def paired_interval(
     words = f"jackknife{of}, wider of Student and Hall{' and of changes not seen' if few else ''}, seed {seed}"
     if reach.units < count / 2:
         words += f"; about {reach.units:.0f} {'samples' if clusters is None else 'clusters'} decide"
-    return Estimate(value, value - below, value + above), words
+    # The mean of the pseudo-values is the estimate without its bias of first order, as average precision has one.
+    return Estimate(value, min(value, mean) - below, max(value, mean) + above), words
 
 
 def _too_few_movers(units: float, clusters: Clusters | None) -> str:

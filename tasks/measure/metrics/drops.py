@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import Metric, Rows, Vector, are_scores
 from tasks.measure.metrics.values import decibels_of, noise_share
@@ -53,7 +54,7 @@ def estimate_drop(
         clusters=clusters,
         drops_without=drops_without if metric.without else None,
         wrong=metric.wrong(variant) if metric.wrong else None,
-        moved=metric.losses(baseline) != metric.losses(variant) if metric.losses else None,
+        moved=_moved(metric, baseline, variant),
     )
     if metric.drop_at_most is None or found.high is None or not math.isfinite(found.high):
         return found, method
@@ -69,6 +70,12 @@ def estimate_drop(
     )
     high = None if bound.high is None else max(found.high, bound.high)
     return replace(found, high=high), f"{method}; above, wider of it and of a bound without bias"
+
+
+def _moved(metric: Metric, baseline: Rows, variant: Rows) -> NDArray[np.bool_] | None:
+    if metric.moved:
+        return metric.moved(baseline, variant)
+    return metric.losses(baseline) != metric.losses(variant) if metric.losses else None
 
 
 def estimate_value(

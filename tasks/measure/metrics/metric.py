@@ -72,6 +72,7 @@ class Metric:
     and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
     `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
     `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
+    `moved(baseline rows, variant rows)` returns whose answers differ, `(n,)`, where losses also differ by what others answer.
     `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
     from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With
     `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the texts
@@ -95,6 +96,7 @@ class Metric:
     of_windows: Callable[[NDArray[Any], NDArray[np.int64]], Vector] | None = None
     without: Callable[[Rows, NDArray[np.intp], int], Vector] | None = None
     wrong: Callable[[Rows], Wrong] | None = None
+    moved: Callable[[Rows, Rows], NDArray[np.bool_]] | None = None
     of_answers: int = 0
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import (
     Labels,
@@ -19,7 +20,7 @@ from tasks.measure.metrics.metric import (
     of_the_set,
     values_a_sample,
 )
-from tasks.measure.metrics.ranks import midranks, order_codes
+from tasks.measure.metrics.ranks import midranks, moved_rows, order_codes
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -142,7 +143,13 @@ def _scores_or_pairs(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=1, distinct=2, in_pairs=values_a_sample(shape) > 1)
 
 
-SPEARMAN = Metric("spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error, scope=of_the_set)
+def _left_order(baseline: Rows, variant: Rows) -> NDArray[np.bool_]:
+    return moved_rows(baseline[:, 0], variant[:, 0])
+
+
+SPEARMAN = Metric(
+    "spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error, scope=of_the_set, moved=_left_order
+)
 
 
 def signal_and_noise(outputs: Outputs, reference: Outputs) -> Rows:

@@ -14,7 +14,7 @@ from tasks.measure.metrics.drops import check_value_gates, count_flips, estimate
 from tasks.measure.metrics.text_errors import make_decoder
 from validators.errors import JobError
 from validators.gates.accuracy import judge_sqnr
-from validators.gates.intervals import drop_interval, mean_interval
+from validators.gates.intervals import drop_interval, mean_interval, paired_interval
 from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
@@ -203,3 +203,33 @@ def test_the_noise_gate(rows: list[list[float]], value: float, outcome: str) -> 
     verdict = judge_sqnr(found, Gates(min_sqnr_db=25.0), n=len(rows), method=method)
     assert verdict is not None and (verdict.gate, verdict.outcome) == ("sqnr", outcome)
     assert judge_sqnr(found, Gates(), n=len(rows), method=method) is None
+
+
+def test_one_far_move_of_a_rank_correlation_has_no_interval() -> None:
+    """One sample that moves past many shifts the ranks of all between; one alone moved."""
+    rng = np.random.default_rng(0)
+    gold = rng.normal(size=300)
+    before = gold + 0.3 * rng.normal(size=300)
+    after = before.copy()
+    after[int(before.argmin())] = before.max() + 1
+    metric = named_metric("spearman", OPTIONS)
+    rows = [metric.rows(answers[:, None], gold, before[:, None]) for answers in (before, after)]
+    assert (rows[0] != rows[1]).any(axis=1).all(), "every row's rank is another"
+    found, method = estimate_drop(metric, *rows, 0.95, seed=0)
+    assert found.value > 0 and found.high is None and method.startswith("none"), method
+
+
+def test_bounds_contain_the_estimate_without_its_bias() -> None:
+    """Average precision of a few samples is too low a drop: mean of the jackknife's pseudo-values against the value."""
+    rng = np.random.default_rng(1)
+    before, after = rng.gamma(2.0, size=(2, 60))
+
+    def drop(first: NDArray[Any], second: NDArray[Any]) -> float:
+        return float(np.log(first.mean()) - np.log(second.mean()) + 30 * np.var(second) / len(second))
+
+    n, value = 60, drop(before[:, None], after[:, None])
+    without = [drop(np.delete(before, row)[:, None], np.delete(after, row)[:, None]) for row in range(n)]
+    mean = n * value - (n - 1) * float(np.mean(without))
+    found, _ = paired_interval(before[:, None], after[:, None], drop, 0.51, seed=0)
+    assert abs(mean - value) > 0.5 and found.low is not None and found.high is not None
+    assert found.low < min(mean, value) and found.high > max(mean, value)
