@@ -120,7 +120,16 @@ def _prefect() -> str:
     address = os.environ.get("PREFECT_API_URL")
     if not address:
         return "each command starts its own; `quantgate serve` starts a permanent one"
-    return f"{redact(address)}: {_asked(address)}"
+    return f"{redact(address)}: {_asked(address)}{_open_to_all(address)}"
+
+
+def _open_to_all(address: str) -> str:
+    """Return a warning if a Prefect server answers callers without a password."""
+    try:
+        with urllib.request.urlopen(f"{address.rstrip('/')}/admin/version", timeout=ANSWER_SECONDS):  # noqa: S310
+            return "; without a password: whoever reaches it can run code on its workers (docs/service.md)"
+    except (OSError, ValueError):
+        return ""
 
 
 def _asked(address: str) -> str:

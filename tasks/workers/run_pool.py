@@ -26,6 +26,8 @@ POOL, RUNS_QUEUE = "quantgate", "runs"
 POOL_LIMIT = 16
 # Three heartbeats.
 MISSING_SECONDS = 90.0
+# A process of a run imports for a minute on a busy machine; a pod waits for its image up to the 600 s of job-template.json.
+START_SECONDS, POD_START_SECONDS = 300.0, 900.0
 # Prefect's own template of a process pool lets the caller that starts a run set its command, environment and folder.
 PROCESS_TEMPLATE: dict[str, Any] = {
     "job_configuration": {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": f"{MISSING_SECONDS / 3:.0f}"}},
@@ -125,11 +127,24 @@ def zombie_automation(deployments: Collection[UUID], missing_seconds: float = MI
     Covers only these deployments: other runs may send heartbeats less often. Any event of a run counts, not only heartbeats
     and `Completed`: our runs end in states with names of their own, and suspended runs send no heartbeats.
     """
+    return _crash_after_silence("quantgate zombie runs", {"heartbeat"}, deployments, missing_seconds)
+
+
+def stuck_automation(deployments: Collection[UUID], start_seconds: float = START_SECONDS) -> AutomationCore:
+    """Return the automation that crashes a run without events for `start_seconds`, 10 at least, after a worker took it.
+
+    A worker that is killed before it starts the run's process leaves the run `Pending`, in a slot of its queue.
+    """
+    taken = {"Pending", "Submitting", "InfrastructurePending"}
+    return _crash_after_silence("quantgate stuck runs", taken, deployments, start_seconds)
+
+
+def _crash_after_silence(name: str, after: set[str], deployments: Collection[UUID], seconds: float) -> AutomationCore:
     return AutomationCore(
-        name="quantgate zombie runs",
-        description=f"Crashes a run without events for {missing_seconds:.0f} s; `prefect flow-run retry` resumes it.",
+        name=name,
+        description=f"Crashes a run without events for {seconds:.0f} s; `prefect flow-run retry` resumes it.",
         trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
+            after={f"prefect.flow-run.{event}" for event in after},
             expect={"prefect.flow-run.*"},
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
             match_related=ResourceSpecification(
@@ -141,13 +156,13 @@ def zombie_automation(deployments: Collection[UUID], missing_seconds: float = MI
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(seconds=missing_seconds),
+            within=timedelta(seconds=seconds),
         ),
         actions=[
             ChangeFlowRunState(
                 name=None,
                 state=StateType.CRASHED,
-                message=f"No event for {missing_seconds:.0f} s: its process and its worker are gone.",
+                message=f"No event for {seconds:.0f} s: its process and its worker are gone.",
                 force=False,
             )
         ],

@@ -25,7 +25,7 @@ from stack import AUTH, Stack, free_port, wait_until
 
 from flows.service.deploy import deploy
 from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
-from tasks.workers.run_pool import apply_pool, zombie_automation
+from tasks.workers.run_pool import apply_pool, stuck_automation, zombie_automation
 from validators.errors import InfrastructureError, JobError
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +222,10 @@ def event_of(event: str, resource: str, payload: dict[str, Any], related: Any = 
 
 @pytest.mark.slow
 def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefectClient, tmp_path: Path) -> None:
-    """Of those heard of once: none that goes on beating, ended in a state of any name, was suspended, or is another's."""
+    """Of those heard of once: none that goes on beating, ended in a state of any name, was suspended, or is another's.
+
+    Of those that a worker took: the one that never started, not one that waits for its turn or runs.
+    """
     list(apply_pool(client, None, None))
     ours = next(apply_deployments(client, planted_file(tmp_path, name="zombies", triggers=[], schedules=[]))).deployment
     theirs = next(
@@ -230,11 +233,12 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
     ).deployment
     assert ours and theirs
     apply_automation(client, zombie_automation([ours], MISSING_SECONDS))
+    apply_automation(client, stuck_automation([ours], MISSING_SECONDS))
     runs = {
         name: client.create_flow_run_from_deployment(
             theirs if name == "foreign" else ours, parameters={"name": name}
         ).id
-        for name in ("silent", "beating", "ended", "suspended", "foreign")
+        for name in ("silent", "beating", "ended", "suspended", "foreign", "late", "taken", "submitting")
     }
 
     def put(name: str, kind: str, label: str) -> None:
@@ -249,7 +253,10 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
     def state(name: str) -> str:
         return str(stack.ask(f"/flow_runs/{runs[name]}", method="GET")["state"]["name"])
 
-    for name in runs:
+    put("taken", "PENDING", "Pending")
+    put("submitting", "PENDING", "Submitting")
+    for name in ("silent", "beating", "ended", "suspended", "foreign"):
+        put(name, "PENDING", "Pending")
         put(name, "RUNNING", "Running")
         beat(name)
     # A busy server may take two events of one moment in either order, and a heartbeat that comes last is waited on.
@@ -258,8 +265,8 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
     put("suspended", "PAUSED", "Suspended")
     # What lives on for twice as long as the silent one was given is not going to be crashed for the same silence.
     end = time.monotonic() + 2 * MISSING_SECONDS
-    while time.monotonic() < end or state("silent") == "Running":
-        assert time.monotonic() < end + 60, "the silent run was never crashed"
+    while time.monotonic() < end or any(state(name) != "Crashed" for name in ("silent", "taken", "submitting")):
+        assert time.monotonic() < end + 60, "a silent run was never crashed"
         beat("beating")
         time.sleep(2)
     assert {name: state(name) for name in runs} == {
@@ -268,6 +275,9 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
         "ended": "NoVariant",
         "suspended": "Suspended",
         "foreign": "Running",
+        "late": "Late",
+        "taken": "Crashed",
+        "submitting": "Crashed",
     }
 
 
