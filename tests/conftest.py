@@ -122,7 +122,11 @@ def tiny_model(first: NDArray[np.float32], bias: NDArray[np.float32], second: ND
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """The small model and its data."""
-    folder = tmp_path_factory.mktemp("tiny")
+    return make_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def make_tiny(folder: Path) -> Tiny:
+    """Write the small model and its data into a folder."""
     weights = tiny_weights()
     onnx.save(tiny_model(*weights), folder / "tiny.onnx")
     np.savez(folder / "calibration.npz", **tiny_samples(128, 11))

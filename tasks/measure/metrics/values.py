@@ -13,6 +13,7 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     flat,
     mean_of_scores,
@@ -147,8 +148,22 @@ def _left_order(baseline: Rows, variant: Rows) -> NDArray[np.bool_]:
     return moved_rows(baseline[:, 0], variant[:, 0])
 
 
+def _opposite_end(rows: Rows) -> Wrong:
+    """Return rows whose score is the lowest where gold is above its median, else the highest."""
+    score, gold = rows.T
+    worst = np.where(gold > np.median(gold), score.min(), score.max())
+    return Wrong(as_rows(worst, gold), np.zeros(len(rows), np.intp))
+
+
 SPEARMAN = Metric(
-    "spearman", _score_and_gold, _spearman, _scores_or_pairs, _rank_error, scope=of_the_set, moved=_left_order
+    "spearman",
+    _score_and_gold,
+    _spearman,
+    _scores_or_pairs,
+    _rank_error,
+    scope=of_the_set,
+    wrong=_opposite_end,
+    moved=_left_order,
 )
 
 
