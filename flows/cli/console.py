@@ -24,6 +24,7 @@ from rich.table import Table as RichTable
 
 from tasks.run.settings import prepare_environment, state_folder
 from tasks.service.generated_secrets import recorded_auth
+from tasks.storage.files import disk_error
 from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
 from validators.plain_text import plain
 from validators.records.answer import CommandAnswer, Table
@@ -144,6 +145,8 @@ def error_document(error: QuantgateError) -> Mapping[str, Any]:
 
 def unexpected(error: Exception) -> QuantgateError:
     """Return the error for an unforeseen exception; its traceback goes to a file, for bug reports."""
+    if full := disk_error(error, state_folder()):
+        return full
     log = state_folder() / "logs" / "last-error.log"
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)

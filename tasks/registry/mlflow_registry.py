@@ -14,8 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from tasks.run.settings import artifact_location, is_remote, registry_uri, store_place, tracking_uri
-from validators.errors import ServiceDown, SourceError
+from tasks.run.settings import (
+    artifact_location,
+    database_file,
+    is_remote,
+    registry_uri,
+    state_folder,
+    store_place,
+    tracking_uri,
+)
+from tasks.storage.files import disk_error
+from validators.errors import InfrastructureError, ServiceDown, SourceError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -79,6 +88,7 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
     Raises:
         MlflowException: the request itself is at fault: no such model, version or alias.
         ServiceDown: the registry does not answer, or fails.
+        StorageFull: the disk of its database is full, or read-only.
     """
     import requests
     from mlflow.exceptions import MlflowException
@@ -89,9 +99,9 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
     except MlflowException as error:
         if error.error_code in REQUEST_ERRORS:
             raise
-        raise _down(error) from error
+        raise _failure(error) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
-        raise _down(error) from error
+        raise _failure(error) from error
 
 
 @contextmanager
@@ -154,6 +164,11 @@ def quiet_mlflow() -> Iterator[None]:
         # MLflow asks for an input example to check the signature; the read-back checks more.
         warnings.filterwarnings("ignore", message=r"[\s\S]*input example", category=UserWarning)
         yield
+
+
+def _failure(error: Exception) -> InfrastructureError:
+    uri = tracking_uri(state_folder())
+    return disk_error(error, database_file(uri) or state_folder()) or _down(error)
 
 
 def _down(error: Exception) -> ServiceDown:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from tasks.run.settings import state_folder
 from tasks.service.processes import HOST, STOP_SECONDS, answers, die_with_parent
-
-log = logging.getLogger("quantgate")
+from tasks.storage.files import check_room
+from validators.errors import InfrastructureError
 
 # The first start on a state folder creates the database.
 READY_SECONDS = 180.0
@@ -52,7 +54,12 @@ _started: list[_Server] = []
 
 
 def start_server() -> None:
-    """Start the server, once per process, unless `PREFECT_API_URL` names one; it ends with the process, even if killed."""
+    """Start the server, once per process, unless `PREFECT_API_URL` names one; it ends with the process, even if killed.
+
+    Raises:
+        StorageFull: the disk of the state folder or of temporary files is full or read-only; no run could be kept.
+    """
+    _check_disks()
     if _started or os.environ.get("PREFECT_API_URL"):
         return
     with socket.socket() as probe:
@@ -73,17 +80,28 @@ def start_server() -> None:
     atexit.register(server.stop)
 
 
+def _check_disks() -> None:
+    check_room(state_folder(), Path(tempfile.gettempdir()))
+
+
 @contextmanager
 def on_server() -> Iterator[None]:
-    """Run the block's flows on the started server, or on Prefect's choice if it did not start or a profile names one."""
+    """Run the block's flows on the started server, or on the one that `PREFECT_API_URL` or a profile names.
+
+    Raises:
+        InfrastructureError: the started server ended, or does not answer in time; StorageFull if the disk is the cause.
+    """
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     if not _started or PREFECT_API_URL.value():
         yield
         return
     if not _started[0].is_ready():
-        log.warning("the Prefect server of this command did not start; Prefect starts its own, which takes longer")
-        yield
-        return
+        _check_disks()
+        raise InfrastructureError(
+            found=f"no answer of the Prefect server of this command within {READY_SECONDS:.0f} s, or it ended",
+            expected="a server on a database in the state folder",
+            fix="read what it printed, and run again; `quantgate doctor` checks the folder and the packages",
+        )
     with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{_started[0].port}/api"}):
         yield

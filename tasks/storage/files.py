@@ -14,6 +14,10 @@ from validators.errors import StorageFull
 
 # Prefix of the folder in which an entry of the store is made, beside its destination.
 MAKING = ".making-"
+# Databases of a first run and its logs; less would end in the middle of it.
+LEAST_FREE_MB = 64
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_OF_SQLITE = ("database or disk is full", "attempt to write a readonly database")
 # Longer than any maker works on one entry.
 OLD_SECONDS = 86_400.0
 
@@ -58,30 +62,65 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def room_in(folder: Path) -> Iterator[None]:
-    """Turn the system's error for a full disk into one that states the free space.
+    """Turn an error of a full or read-only disk into one that names the disk and its free space.
 
     Raises:
-        StorageFull: there was no room in the block.
+        StorageFull: the disk took nothing more in the block.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_full(folder, error) from error
+    except Exception as error:
+        if full := disk_error(error, folder):
+            raise full from error
         raise
 
 
-def storage_full(folder: Path, error: OSError) -> StorageFull:
-    """Return the error for a full disk, with the space that is left on it."""
-    probe = folder
-    while not probe.exists():
-        probe = probe.parent
-    free_mb = shutil.disk_usage(probe).free / 1e6
+def check_room(*folders: Path) -> None:
+    """Raise before work starts that could not be kept.
+
+    Raises:
+        StorageFull: the disk of a folder is read-only, or has less than `LEAST_FREE_MB` free.
+    """
+    for folder in folders:
+        if not os.access(_existing(folder), os.W_OK):
+            raise _unwritable(folder, "read-only file system")
+        if shutil.disk_usage(_existing(folder)).free < 1e6 * LEAST_FREE_MB:
+            raise _unwritable(folder, "too little for a run")
+
+
+def disk_error(error: BaseException, folder: Path) -> StorageFull | None:
+    """Return the error for a full or read-only disk if that is what caused `error`, of files or of SQLite; else None.
+
+    The error names its own path if it has one, else `folder`.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, StorageFull):
+            return seen
+        if isinstance(seen, OSError) and seen.errno in _OF_DISKS:
+            return _unwritable(Path(os.fsdecode(seen.filename)) if seen.filename else folder, str(seen.strerror))
+        text = next((words for words in _OF_SQLITE if words in str(seen)), None)
+        if text:
+            return _unwritable(folder, text)
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _unwritable(path: Path, why: str) -> StorageFull:
+    free_mb = shutil.disk_usage(_existing(path)).free / 1e6
+    is_full = "read" not in why.lower()
     return StorageFull(
-        found=f"no space left for {folder} ({free_mb:.0f} MB free): {error.strerror}",
-        expected="room for the variants: about three times the source's size for each candidate",
-        fix="free space, or set QUANTGATE_STATE to a folder on a larger disk, and run again: finished candidates are kept",
+        found=f"no space left for {path} ({free_mb:.0f} MB free): {why}" if is_full else f"cannot write {path}: {why}",
+        expected=f"a disk that can be written, with {LEAST_FREE_MB} MB and about three times the source's size a candidate",
+        fix="free space, or set QUANTGATE_STATE (TMPDIR for temporary files) to a folder on a larger disk, and run again: "
+        "finished candidates are kept",
     )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
 
 
 def remove_leftovers(root: Path, older_than_seconds: float = OLD_SECONDS) -> int:

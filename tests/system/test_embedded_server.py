@@ -15,6 +15,7 @@ from driving import environment
 from stack import wait_until
 
 from tasks.service import embedded_server
+from validators.errors import InfrastructureError
 
 # What a command does: the server first, Prefect's import beside it, then a flow.
 COMMAND = """
@@ -82,13 +83,9 @@ def test_none_is_started_beside_one_that_is_named(monkeypatch: pytest.MonkeyPatc
     assert embedded_server._started == []
 
 
-def test_one_that_ended_leaves_it_to_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting is made: Prefect starts its own temporary server then."""
-    from prefect.settings import PREFECT_API_URL
-
+def test_one_that_ended_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     monkeypatch.setattr(embedded_server, "_started", [embedded_server._Server(ended, 1)])
-    before = PREFECT_API_URL.value()
-    with embedded_server.on_server():
-        assert PREFECT_API_URL.value() == before
+    with pytest.raises(InfrastructureError, match="or it ended"), embedded_server.on_server():
+        pytest.fail("nothing runs without a server")
