@@ -25,7 +25,7 @@ from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
-from validators.untrusted.bounded_yaml import load_yaml
+from validators.untrusted.bounded_yaml import read_yaml
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
@@ -88,7 +88,7 @@ def describe_model(client: MlflowClient, uri: str, *, generates: bool = False) -
         folder = Path(place)
         described = _fetch(f"{exact}/MLmodel", folder)
         flavors = flavors_of(described.parent, exact)
-        logged: Mapping[str, Any] = load_yaml(described.read_text(encoding="utf-8"))
+        logged: Mapping[str, Any] = read_yaml(described)
         flavor = flavor_of(flavors, exact)
         if generates:
             found = _read_decoder(exact, flavors.get("transformers"), folder)

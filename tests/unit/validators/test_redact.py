@@ -129,6 +129,15 @@ def test_errors_are_born_without(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(SECRET in text for text in told) and error.found == "found ***"
 
 
+@given(st.lists(st.sampled_from([0, 10, 665, 666, 700, 1900, 2000, 400_000]), min_size=3, max_size=3))
+def test_a_message_has_at_most_2000_characters(lengths: list[int]) -> None:
+    """The longest texts are cut, once; a message that fits stays as it is."""
+    texts = {key: "x" * length for key, length in zip(("found", "expected", "fix"), lengths, strict=True)}
+    error = InfrastructureError(**texts)
+    assert len(str(error)) <= 2000 and str(InfrastructureError(**error.fields)) == str(error)
+    assert sum(lengths) > 1950 or error.fields == texts
+
+
 def test_an_unforeseen_error_is_told_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its class and text; one that holds none passes as it is."""
     monkeypatch.setenv("DB_PASSWORD", SECRET)
