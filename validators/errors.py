@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from validators.plain_text import plain
+from validators.plain_text import plain, shortened
 from validators.redact import redact
 
 RefusalKind = Literal["unsupported", "invalid", "infrastructure", "copy", "stopped"]
@@ -42,6 +42,8 @@ EXIT_INFRASTRUCTURE = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_VARIANT = 3
 EXIT_REFUSED = 4
+# Characters of a message. Tools and files can name values of any length, and messages are logged, printed and recorded.
+LONGEST_MESSAGE = 2000
 # 128 plus the number of SIGINT, the convention of shells.
 EXIT_INTERRUPTED = 130
 
@@ -50,14 +52,14 @@ class QuantgateError(Exception):
     """Base of all errors that tell the reader what to do.
 
     `found` is the actual state, `expected` the required one, `fix` the remedy. Secrets in them are redacted, since all of them
-    are printed, logged, and kept in records.
+    are printed, logged, and kept in records. The longest of them are cut so that the message has at most 2,000 characters.
     """
 
     exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
 
     def __init__(self, *, found: str, expected: str, fix: str) -> None:
-        self.found, self.expected, self.fix = (redact(plain(text)) for text in (found, expected, fix))
-        super().__init__(f"found: {self.found}\nexpected: {self.expected}\nfix: {self.fix}")
+        self.found, self.expected, self.fix = _fitted([redact(plain(text)) for text in (found, expected, fix)])
+        super().__init__(_FORM.format(self.found, self.expected, self.fix))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -67,6 +69,20 @@ class QuantgateError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Pickle would call __init__ with positional arguments.
         return _rebuild, (type(self), self.fields)
+
+
+_FORM = "found: {}\nexpected: {}\nfix: {}"
+
+
+def _fitted(texts: list[str]) -> list[str]:
+    """Return the texts with a length that fits into a message together, each with at least a third of it."""
+    left = LONGEST_MESSAGE - len(_FORM.format(*[""] * len(texts)))
+    fitted = dict.fromkeys(range(len(texts)), "")
+    # From the shortest on: what one text does not need is for the longer ones.
+    for rank, index in enumerate(sorted(fitted, key=lambda index: len(texts[index]))):
+        fitted[index] = shortened(texts[index], left // (len(texts) - rank))
+        left -= len(fitted[index])
+    return list(fitted.values())
 
 
 def _rebuild(kind: type[QuantgateError], fields: dict[str, Any]) -> QuantgateError:

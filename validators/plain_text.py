@@ -6,8 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
-# Control characters except line break and tab, and characters that change the text direction.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Control characters except line break and tab, characters that change the text direction, and lone surrogates, which stand
+# for bytes of a file's name that are not UTF-8 and cannot be written out.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+CUT = " [...] "
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~$&])")
 
 
@@ -18,6 +20,18 @@ def plain(text: str) -> str:
     '\\\\x1b[2Jmodel'
     """
     return _OBEYED.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return the text with at most `most` characters, at least 12, cut before its last quarter.
+
+    >>> shortened("a" * 30 + "b" * 30, 19)
+    'aaaaaaaaa [...] bbb'
+    """
+    if len(text) <= most:
+        return text
+    kept = most - len(CUT)
+    return text[: kept - kept // 4] + CUT + text[len(text) - kept // 4 :]
 
 
 def figure(value: float, sign: Literal["", "+"] = "") -> str:

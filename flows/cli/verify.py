@@ -36,10 +36,7 @@ def verify(
     """
     from tasks.champion.bundle import verify as bundles
 
-    try:
-        pem = key.read_text(encoding="ascii") if key else None
-    except (OSError, ValueError) as error:
-        raise JobError(found=f"--key {key}: {error}", expected="a public key in PEM", fix="correct the path") from error
+    pem = bundles.read_key(key) if key else None
     if bundle.startswith("models:/"):
         with tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
             folder, tags = _downloaded(bundle, Path(scratch))

@@ -12,7 +12,7 @@ import yaml
 
 from validators.errors import SourceError
 from validators.records.run import Flavor
-from validators.untrusted.bounded_yaml import load_yaml
+from validators.untrusted.bounded_yaml import read_yaml
 
 SUPPORTED: tuple[Flavor, ...] = ("onnx", "pytorch", "sentence_transformers", "transformers", "sklearn", "keras")
 # A run keeps the exported program of these beside their ONNX file.
@@ -96,11 +96,11 @@ def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:
     if not (model / "MLmodel").exists():
         return {}
     try:
-        flavors = load_yaml((model / "MLmodel").read_text(encoding="utf-8"))["flavors"]
+        flavors = read_yaml(model / "MLmodel")["flavors"]
         if all(isinstance(flavor, dict) for flavor in flavors.values()):
             return dict(flavors)
         problem = "a flavor is not a mapping"
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     raise SourceError(
         found=f"MLmodel of {uri}: {problem}", expected="an MLmodel file as MLflow writes it", fix="log the model again"

@@ -25,7 +25,7 @@ from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
-from validators.untrusted.bounded_yaml import load_yaml
+from validators.untrusted.bounded_yaml import read_yaml
 from validators.untrusted.external_data import external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
@@ -48,7 +48,8 @@ _TORCH_DTYPES = {
     13: "bfloat16",
 }
 
-
+# Bytes of the graph of an exported program, as JSON. That of a large model has a few megabytes.
+_LARGEST_PROGRAM = 64 << 20
 # Operators that keep probabilities what they are.
 _KEEPING = ("Identity", "Cast", "Flatten", "ReduceMean", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Inputs, outputs, precision, and the outputs of a sigmoid.
@@ -88,7 +89,7 @@ def describe_model(client: MlflowClient, uri: str, *, generates: bool = False) -
         folder = Path(place)
         described = _fetch(f"{exact}/MLmodel", folder)
         flavors = flavors_of(described.parent, exact)
-        logged: Mapping[str, Any] = load_yaml(described.read_text(encoding="utf-8"))
+        logged: Mapping[str, Any] = read_yaml(described)
         flavor = flavor_of(flavors, exact)
         if generates:
             found = _read_decoder(exact, flavors.get("transformers"), folder)
@@ -103,19 +104,16 @@ def describe_model(client: MlflowClient, uri: str, *, generates: bool = False) -
             convert(original, folder / "model.onnx")
             found = _read_graph(folder / "model.onnx", exact)
     inputs, outputs, precision, probabilities = found
-    signature = _tell_signature(logged.get("signature") or {})
-    return ModelFacts(
-        uri,
-        name,
-        version,
-        flavor,
-        inputs,
-        outputs,
-        precision,
-        int(logged.get("model_size_bytes") or 0),
-        signature,
-        probabilities,
-    )
+    try:
+        signature = _tell_signature(logged.get("signature") or {})
+        size = int(logged.get("model_size_bytes") or 0)
+    except Exception as error:
+        raise SourceError(
+            found=f"MLmodel of {exact}: {type(error).__name__}: {str(error)[:200]}",
+            expected="an MLmodel file as MLflow writes it",
+            fix="log the model again",
+        ) from error
+    return ModelFacts(uri, name, version, flavor, inputs, outputs, precision, size, signature, probabilities)
 
 
 def describe_file(path: Path) -> ModelFacts:
@@ -196,19 +194,20 @@ def _read_graph(path: Path, uri: str) -> _Read:
         model = onnx.load(path, load_external_data=False)
         normalize(model)
         graph = model.graph
-    except Exception as error:  # protobuf raises classes of its own
+        weights = {tensor.name for tensor in graph.initializer}
+        sizes: Counter[str] = Counter()
+        for tensor in _weights(graph):
+            sizes[dtype_name(tensor.data_type)] += int(np.prod(tensor.dims, dtype=np.int64))
+        inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
+        outputs = tuple(spec_of(value) for value in graph.output)
+        probabilities = _probabilities(graph)
+    except Exception as error:  # protobuf raises classes of its own, and a graph may lack what its nodes name
         raise SourceError(
             found=f"{uri}: {type(error).__name__}: {str(error)[:200]}",
             expected="an ONNX file",
             fix="log the model again",
         ) from error
-    weights = {tensor.name for tensor in graph.initializer}
-    sizes: Counter[str] = Counter()
-    for tensor in _weights(graph):
-        sizes[dtype_name(tensor.data_type)] += int(np.prod(tensor.dims, dtype=np.int64))
-    inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
-    outputs = tuple(spec_of(value) for value in graph.output)
-    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", _probabilities(graph)
+    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", probabilities
 
 
 def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -230,7 +229,10 @@ def _probabilities(graph: onnx.GraphProto, outer: Mapping[str, onnx.NodeProto] |
     makers = {**(outer or {})} | {name: node for node in graph.node for name in node.output}
 
     def is_probability(name: str) -> bool:
-        while name in makers and makers[name].op_type in _KEEPING:
+        passed: set[str] = set()
+        # A damaged graph may be a circle.
+        while name in makers and makers[name].op_type in _KEEPING and name not in passed:
+            passed.add(name)
             name = makers[name].input[0]
         node = makers.get(name)
         if node is None or node.op_type != "If":
@@ -256,7 +258,11 @@ def _read_program(uri: str, data: str, folder: Path) -> _Read:
     try:
         with zipfile.ZipFile(programs[0]) as archive:
             member = next(name for name in archive.namelist() if name.endswith("models/model.json"))
-            module = json.loads(archive.read(member))["graph_module"]
+            with archive.open(member) as stream:
+                text = stream.read(_LARGEST_PROGRAM + 1)
+            if len(text) > _LARGEST_PROGRAM:
+                raise ValueError(f"{member} has more than {_LARGEST_PROGRAM} bytes when unpacked")
+            module = json.loads(text)["graph_module"]
         tensors, signature = module["graph"]["tensor_values"], module["signature"]
         inputs = _program_specs((spec.get("user_input") for spec in signature["input_specs"]), tensors)
         answers = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
@@ -273,7 +279,7 @@ def _read_program(uri: str, data: str, folder: Path) -> _Read:
         for name in kept:
             spec = _program_spec(name, tensors[name])
             sizes[spec.dtype] += int(np.prod([axis for axis in spec.shape if isinstance(axis, int)], dtype=np.int64))
-    except (StopIteration, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile raises several classes for damaged archives
         raise SourceError(
             found=f"{uri}: {programs[0].name} cannot be read: {type(error).__name__}: {error}",
             expected="an exported program as torch.export.save writes it",

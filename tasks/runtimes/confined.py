@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from validators.redact import without_secrets
+from validators.child_environment import child_environment
 
 ROOT = Path(__file__).parents[2]
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
@@ -31,29 +31,12 @@ ERROR_CHARACTERS = 300
 _CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Files of libraries and of this program, and code that torch generates.
 _OTHERS = re.compile(rf"/(site|dist)-packages/|/lib/python3|^<|^{re.escape(str(ROOT / 'tasks'))}/")
-# Environment variables that Python, the numeric libraries and a compiler need.
-KEPT = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "LIBRARY_PATH",
-    "CXX",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "PYTHONPATH",
-    "PYTHONWARNINGS",
-)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def confined_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a process whose home is a temporary folder."""
-    kept = {name: value for name, value in without_secrets(os.environ).items() if name in KEPT}
+    kept = child_environment()
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     return kept | OFFLINE | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)}
 

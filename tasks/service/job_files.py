@@ -12,6 +12,7 @@ from tasks.run.settings import state_folder
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.read_job import read_job
+from validators.plain_text import plain
 
 JOBS_TAG = "quantgate.jobs"
 NO_JOBS = "none"
@@ -57,7 +58,13 @@ def read_jobs() -> Jobs:
             _check_name(path)
             jobs.found[path.stem] = read_job(path)
         except JobError as error:
-            jobs.broken[path.stem] = error
+            jobs.broken[plain(path.stem)] = error
+        except Exception as error:  # what a library raises on one file must not stop the jobs of all models
+            jobs.broken[plain(path.stem)] = JobError(
+                found=f"job file {path}: {type(error).__name__}: {error}",
+                expected="a YAML file of a job, such as examples/text.yaml",
+                fix="correct the file, or move it out of the folder",
+            )
     return jobs
 
 

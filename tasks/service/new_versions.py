@@ -112,7 +112,8 @@ def sentence(taken: list[VersionOutcome], jobs: Jobs) -> str:
             rest = f", and {len(of_it) - SHOWN} more" if len(of_it) > SHOWN else ""
             words.append(f"{outcome}: {', '.join(_shown(one) for one in of_it[:SHOWN])}{rest}")
     if jobs.broken:
-        words.append(f"broken job files: {', '.join(jobs.broken)}")
+        rest = f", and {len(jobs.broken) - SHOWN} more" if len(jobs.broken) > SHOWN else ""
+        words.append(f"broken job files: {', '.join(list(jobs.broken)[:SHOWN])}{rest}")
     return "; ".join(words) or f"no registered model takes part with the jobs in {jobs.folder}"
 
 

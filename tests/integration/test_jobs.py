@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from driving import write_job
 from tasks.service.job_files import Jobs, at_version, jobs_folder, jobs_for, read_jobs
 from validators.errors import JobError
 from validators.job.read_job import parse_job
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -36,6 +42,48 @@ def test_a_broken_file_is_named_and_hides_no_other(folder: Path) -> None:
     assert set(jobs.found) == {"ranker", "ranker-rtx", "file"}
     assert set(jobs.broken) == {"broken", "wrong", "of, two"}
     assert "broken.yaml" in jobs.broken["broken"].found and "rename" in jobs.broken["of, two"].fix
+
+
+HOSTILE_TEXTS = {
+    "no-integer": 'x: !!int ""',
+    "no-float": 'x: !!float ""',
+    "no-set": "x: !!set [a]",
+    "no-date": 'x: !!timestamp ""',
+    "base-60": f"x: {'1:' * 300}1.5",
+    "base-60-long": f"x: {'1:' * 300_000}1",
+    "digits": f"seed: {'9' * 400_000}",
+    "hexadecimal": f"seed: 0x{'f' * 400_000}",
+    "alias": f"x: *{'a' * 400_000}",
+    "keys": "".join(f"{letter * 40_000}: 1\n" for letter in "abcdefghij"),
+    "surrogate": 'source: "\\ud800"',
+    "nested": f"provider_options: {'[' * 300}{']' * 300}",
+}
+
+
+def test_hostile_job_files_are_named_and_hide_no_other(folder: Path) -> None:
+    """The folder is read in a process with a time limit: a named pipe or a device must not be waited for."""
+    for name, text in HOSTILE_TEXTS.items():
+        (folder / f"{name}.yaml").write_text(text)
+    os.mkfifo(folder / "pipe.yaml")
+    (folder / "device.yaml").symlink_to("/dev/zero")
+    (folder / "folder.yaml").mkdir()
+    (folder / "circle.yaml").symlink_to("circle.yaml")
+    (folder / "large.yaml").write_bytes(b"#" * 5_000_000)
+    (folder / os.fsdecode(b"\xff.yaml")).write_text("source: x")
+    code = (
+        "import json; from tasks.service.job_files import read_jobs; jobs = read_jobs();"
+        "print(json.dumps([list(jobs.found), {name: str(error) for name, error in jobs.broken.items()}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, broken = json.loads(done.stdout)
+    odd = {"pipe", "device", "folder", "circle", "large", "\\udcff"}
+    assert set(found) == {"ranker", "ranker-rtx", "file"}
+    assert set(broken) == {"broken", "wrong", "of, two"} | HOSTILE_TEXTS.keys() | odd
+    assert all(
+        len(text) <= 2000 and text.isprintable() for said in broken.values() for text in [said.replace("\n", "")]
+    )
+    assert "not a regular file" in broken["pipe"] and "not a regular file" in broken["device"]
 
 
 def test_where_the_folder_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

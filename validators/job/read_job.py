@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from validators.errors import JobError
 from validators.job.job import Job
-from validators.untrusted.bounded_yaml import load_yaml
+from validators.untrusted.bounded_yaml import MOST_BYTES, read_yaml
 
 # Faults of a job that an error lists, and characters of a value.
 MOST_FAULTS, MOST_CHARACTERS = 20, 200
@@ -26,17 +26,14 @@ def read_job(path: Path) -> Job:
         JobError: the file is missing, unreadable, not YAML, or not a job.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        raw = read_yaml(path)
+    except (OSError, ValueError) as error:  # ValueError for a null character in the path
         raise JobError(
-            found=f"job file {path}: {error.strerror if isinstance(error, OSError) else 'not UTF-8 text'}",
-            expected="a readable YAML file",
+            found=f"job file {path}: {getattr(error, 'strerror', None) or error}",
+            expected=f"a readable YAML file of at most {MOST_BYTES:,} bytes",
             fix="check the path; examples/text.yaml is an example",
         ) from error
-    try:
-        raw = load_yaml(text)
-    # PyYAML raises ValueError, KeyError and AttributeError for a scalar that its tag does not fit, and runs out of stack.
-    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise JobError(
             found=f"job file {path}: {' '.join(str(error).split())}",
             expected="a YAML file of a job, such as examples/text.yaml",

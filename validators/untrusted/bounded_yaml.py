@@ -1,15 +1,31 @@
-"""Safe YAML: no tags that create objects, no duplicate keys, bounded alias expansion."""
+"""Safe YAML: no tags that create objects, no duplicate keys, no sexagesimal numbers, bounded size, aliases and integers."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from validators.untrusted.paths import read_regular_file
+
 # A job or an MLmodel file has a few hundred nodes; each repetition by an alias counts.
 MOST_NODES = 20_000
 MOST_CHARACTERS = 1_000_000
+# UTF-8 needs at most 4 bytes a character.
+MOST_BYTES = 4 * MOST_CHARACTERS
+# Binary digits of a 64-bit integer, its prefix and its sign.
+MOST_DIGITS = 67
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+# Plain numbers of YAML 1.1 without base 60, which YAML 1.2 dropped: `1:30` is text.
+_NUMBERS = {
+    _INT: re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)\Z"),
+    _FLOAT: re.compile(
+        r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(e[-+][0-9]+)?|[-+]?\.inf|\.nan)\Z", re.IGNORECASE
+    ),
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,16 +54,47 @@ class _Loader(yaml.SafeLoader):
             keys.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        text = str(self.construct_scalar(node))
+        if len(text) > MOST_DIGITS or ":" in text:
+            found = f"found {text[:MOST_DIGITS]!r}, {len(text)} characters"
+            reason = f"{found}; expected a number of at most {MOST_DIGITS}, without colons"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+        number: int | float = self.construct_yaml_int(node) if node.tag == _INT else self.construct_yaml_float(node)
+        return number
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        OSError: the file is missing, not a regular file, or larger than 4,000,000 bytes.
+        yaml.YAMLError: the content is not UTF-8 text, or `load_yaml` refuses it.
+    """
+    try:
+        return load_yaml(read_regular_file(path, MOST_BYTES).decode())
+    except UnicodeDecodeError as error:
+        raise yaml.YAMLError("not UTF-8 text") from error
+
 
 def load_yaml(text: str) -> Any:
     """Return the content of a YAML document.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, is longer than 1,000,000 characters, or has more than 20,000 values with all
-            aliases expanded.
-        ValueError, KeyError, AttributeError: a scalar does not fit its tag.
-        RecursionError: the document is nested too deeply.
+        yaml.YAMLError: the text is not YAML, a value does not fit its tag, the text is longer than 1,000,000 characters,
+            nested too deeply, or has more than 20,000 values with all aliases expanded.
     """
+    try:
+        return _load(text)
+    except yaml.YAMLError:
+        raise
+    except RecursionError as error:
+        raise yaml.YAMLError("the document is nested too deeply") from error
+    except Exception as error:  # PyYAML raises many classes for a value that its tag does not fit
+        raise yaml.YAMLError(f"a value does not fit its tag: {type(error).__name__}: {error}") from error
+
+
+def _load(text: str) -> Any:
     if len(text) > MOST_CHARACTERS:
         raise yaml.YAMLError(f"{len(text)} characters; expected at most {MOST_CHARACTERS}")
     loader = _Loader(text)
@@ -61,6 +108,15 @@ def load_yaml(text: str) -> Any:
         return loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rows if tag not in _NUMBERS]
+    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+    _Loader.add_constructor(_tag, _Loader.construct_number)
 
 
 def _written_out(node: yaml.Node, known: dict[int, float]) -> float:

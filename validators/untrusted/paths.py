@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path, PurePosixPath
 
 from validators.errors import SourceError
@@ -46,3 +49,22 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def read_regular_file(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `most_bytes` bytes.
+
+    A named pipe or a device is refused before any read, since reading it may never end.
+
+    Raises:
+        OSError: the file is missing, not a regular file, or larger; `strerror` says which.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for its writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = file.read(most_bytes + 1) if found.st_size <= most_bytes else b""
+    if max(len(content), found.st_size) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", str(path))
+    return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -120,9 +121,15 @@ def sealed_members(members: Members, record: EvidenceRecord, signer: Signer | No
     return found | {STATEMENT: sealed(statement_of(record, found), signer)}
 
 
+@functools.cache
+def record_type() -> TypeAdapter[EvidenceRecord]:
+    """Return the reader and writer of records."""
+    return TypeAdapter(EvidenceRecord)
+
+
 def record_text(record: EvidenceRecord) -> str:
     """Return a record as JSON; NaN and infinity stay what they are."""
-    document = TypeAdapter(EvidenceRecord).dump_python(record, mode="json")
+    document = record_type().dump_python(record, mode="json")
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True)
 
 

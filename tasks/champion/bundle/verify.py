@@ -9,17 +9,19 @@ import hashlib
 import json
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from tasks.champion.bundle.contents import CLUSTERS, CONFIRMATION, slice_member
+from tasks.champion.bundle.arrays import check_arrays
+from tasks.champion.bundle.contents import CLUSTERS, CONFIRMATION, record_type, slice_member
 from tasks.champion.bundle.statement import statement_of
-from tasks.champion.signed_evidence.archive import FILE, BundleUnsound, read_archive
+from tasks.champion.signed_evidence.archive import FILE, BundleUnsound, open_regular, read_archive, read_member
 from tasks.champion.signed_evidence.check import (
     check_decision,
     check_manifest,
@@ -58,11 +60,16 @@ from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
 from validators.records.verdicts import Verdict
+from validators.untrusted.paths import read_regular_file
 
 # Sums may be added in another order on another processor.
 TOLERANCE = 1e-9
 _EXACT = ("outcome", "bound", "direction", "confidence", "n", "method", "counted", "disturbed")
 _ROUNDED = ("value", "low", "high")
+_LONGEST_WORDS = 300
+_LARGEST_KEY = 10_000
+# Verdicts of a record, and groups of all slices together: more take minutes to compute or to show.
+_MOST_VERDICTS, _MOST_GROUPS = 1000, 10_000
 
 
 @dataclass(frozen=True)
@@ -89,26 +96,39 @@ def verify(
     downloaded it. `tags` are those of the registered version. A bundle with files has to promote them. The first part that
     makes the rest meaningless ends the verification.
     """
-    folder = None
-    if bundle.is_dir():
-        found = next((path for path in (bundle / FILE, bundle / "artifacts" / FILE) if path.exists()), None)
-        if found is None:
-            return (VerifiedPart("archive", False, f"found no {FILE} in {bundle}"),)
-        variant = found.with_name("variant")
-        bundle, artifacts = found, artifacts or (variant if variant.is_dir() else None)
-        folder = found.absolute().parents[1]
     parts: list[VerifiedPart] = []
     try:
+        folder = None
+        if bundle.is_dir():
+            found = next((path for path in (bundle / FILE, bundle / "artifacts" / FILE) if path.exists()), None)
+            if found is None:
+                return (VerifiedPart("archive", False, f"found no {FILE} in {bundle}"),)
+            variant = found.with_name("variant")
+            bundle, artifacts = found, artifacts or (variant if variant.is_dir() else None)
+            folder = found.absolute().parents[1]
         wanted = wanted or (registered_as(folder)[0] if folder else "")
         parts.extend(_parts(bundle, key, artifacts, wanted, tags))
     except BundleUnsound as error:
         parts.append(VerifiedPart(error.part, False, error.reason))
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        # Fields of the right type that do not fit together.
-        parts.append(VerifiedPart(RECORD, False, f"it does not fit together: {type(error).__name__} {error}"[:300]))
     except OSError as error:
         parts.append(VerifiedPart("archive", False, f"{bundle}: {error.strerror or error}"))
+    except Exception as error:  # fields of the right type that do not fit together
+        parts.append(VerifiedPart(RECORD, False, f"it does not fit together: {_in_words(error)}"))
     return tuple(parts)
+
+
+def read_key(path: Path) -> str:
+    """Return a public key in PEM.
+
+    Raises:
+        JobError: the file is missing, not a regular file, too large, or not text in ASCII.
+    """
+    try:
+        return read_regular_file(path, _LARGEST_KEY).decode("ascii")
+    except (OSError, ValueError) as error:
+        raise JobError(
+            found=f"--key {path}: {error}", expected="a public key in PEM", fix="correct the path"
+        ) from error
 
 
 def is_sound(parts: tuple[VerifiedPart, ...]) -> bool:
@@ -119,6 +139,9 @@ def is_sound(parts: tuple[VerifiedPart, ...]) -> bool:
 def _parts(
     bundle: Path, key: str | None, artifacts: Path | None, wanted: str, tags: Mapping[str, str] | None
 ) -> Iterator[VerifiedPart]:
+    if key:
+        # Nothing else is read of a bundle that the key did not sign.
+        open_envelope(read_member(bundle, STATEMENT), key)
     members = read_archive(bundle)
     for name in (RECORD, STATEMENT):
         if name not in members:
@@ -127,6 +150,7 @@ def _parts(
     record = read_record(members[RECORD])
     payload, signed = open_envelope(members[STATEMENT], key or record.signer)
     check_members(members, payload)
+    check_arrays(members)
     if payload != compact_json(statement_of(record, members)):
         raise BundleUnsound(STATEMENT, "it is not the statement that the members of this bundle give")
     if record.signer and signed != key_id(record.signer):
@@ -161,7 +185,7 @@ def read_record(content: bytes) -> EvidenceRecord:
         BundleUnsound: it is none, or one of another format.
     """
     try:
-        return TypeAdapter(EvidenceRecord).validate_python(read_document(content))
+        return record_type().validate_python(read_document(content))
     except ValidationError as error:
         raise BundleUnsound(RECORD, f"found no record: {' '.join(str(error).split())[:300]}") from error
 
@@ -229,9 +253,13 @@ def _artifacts(record: EvidenceRecord, document: Mapping[str, Any], artifacts: P
             raise BundleUnsound(
                 f"artifact {name}", "it is missing" if name in files else "the manifest does not name it"
             )
-        with (artifacts / name).open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != files[name]:
-                raise BundleUnsound(f"artifact {name}", "its digest is not that of the manifest")
+        try:
+            with open_regular(artifacts / name) as (stream, _):
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise BundleUnsound(f"artifact {name}", f"it cannot be read: {error}") from error
+        if digest != files[name]:
+            raise BundleUnsound(f"artifact {name}", "its digest is not that of the manifest")
     yield VerifiedPart("artifacts", True, f"{len(files)} files, each with the digest of the manifest")
 
 
@@ -241,6 +269,8 @@ class _Verification:
     def __init__(self, record: EvidenceRecord, folder: Path, members: Mapping[str, bytes]) -> None:
         assert record.trial is not None and record.baseline is not None
         self.record, self._folder, self._members = record, folder, members
+        if len(record.trial.verdicts) > _MOST_VERDICTS:
+            raise BundleUnsound("verdicts", f"found {len(record.trial.verdicts)}; expected at most {_MOST_VERDICTS}")
         self.job = self._job(record.trial)
         self.trial = self._located(record.trial)
         self.computed: dict[str, Verdict] = {}
@@ -249,8 +279,10 @@ class _Verification:
         """Yield each latency and each verdict, and last the outcome of all together."""
         try:
             self._compute()
-        except (ValueError, KeyError, IndexError, TypeError, OSError, AssertionError) as error:
-            raise BundleUnsound("samples", f"they give no figures: {type(error).__name__} {error}"[:300]) from error
+        except BundleUnsound:
+            raise
+        except Exception as error:
+            raise BundleUnsound("samples", f"they give no figures: {_in_words(error)}") from error
         recorded = {verdict.gate: verdict for verdict in self.trial.verdicts}
         for gate in self.computed.keys() - recorded.keys():
             raise BundleUnsound(f"verdict {gate}", "the samples give it, and the record has none")
@@ -333,6 +365,8 @@ class _Verification:
         baseline = self.record.baseline
         assert baseline is not None
         slices = {name: self._array(slice_member(index)) for index, name in enumerate(self.record.slices)}
+        if (groups := sum(len(np.unique(array)) for array in slices.values())) > _MOST_GROUPS:
+            raise BundleUnsound("slices", f"found {groups} groups; expected at most {_MOST_GROUPS}")
         return JudgedData(
             self.job,
             self._accuracy(baseline),
@@ -365,6 +399,9 @@ class _Verification:
         """Return the trial with the members' files, and each latency computed from its times."""
         job = self._as_given
         confirmed, champion = trial.confirmed, trial.beside_champion
+        named = Counter(one.samples_path.as_posix() for one in trial.latencies)
+        if twice := [name for name, count in named.items() if count > 1]:
+            raise BundleUnsound(twice[0], "the record names these times for several operating points")
 
         def latency(one: Latency, confidence: float = job.gates.confidence) -> Latency:
             return self._latency(one, confidence)
@@ -392,13 +429,17 @@ class _Verification:
         located = replace(latency, samples_path=self._path(latency.samples_path))
         try:
             again = recount(located, confidence)
-        except (ValueError, KeyError, IndexError, OSError) as error:
-            raise BundleUnsound(name, f"it holds no times of a comparison: {error}") from error
+        except Exception as error:
+            raise BundleUnsound(name, f"it holds no times of a comparison: {_in_words(error)}") from error
         for field in fields(Latency):
             ours, theirs = getattr(again, field.name), getattr(located, field.name)
             if ours != theirs and not _is_close(ours, theirs):
                 raise BundleUnsound(name, f"found {field.name} {theirs}; its times give {ours}")
         return again
+
+
+def _in_words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:_LONGEST_WORDS]
 
 
 def _is_close(ours: Any, theirs: Any) -> bool:

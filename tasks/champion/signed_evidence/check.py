@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .archive import BundleUnsound, read_archive
+from .archive import BundleUnsound, check_document, open_regular, read_archive, read_member
 from .envelope import RECORD, STATEMENT, check_members, open_envelope
 
 REQUIRE, KEY_FILE = "QUANTGATE_REQUIRE_EVIDENCE", "QUANTGATE_EVIDENCE_KEY_FILE"
@@ -22,6 +22,8 @@ REQUIRE, KEY_FILE = "QUANTGATE_REQUIRE_EVIDENCE", "QUANTGATE_EVIDENCE_KEY_FILE"
 WANTED = "QUANTGATE_EVIDENCE_FOR"
 # Format of `record.json`. Format 1 has no decision: it cannot tell a promoted variant from a rejected one.
 FORMAT = 2
+# Bytes of MLflow's file with the name and the version of a model.
+_LONGEST_NAMES = 10_000
 
 
 def require_evidence(artifacts: Mapping[str, str]) -> None:
@@ -49,10 +51,12 @@ def require_evidence(artifacts: Mapping[str, str]) -> None:
         raise _refused(
             f"evidence that fails at {error.part}: {error.reason}", "that of the run that promoted it"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused(f"evidence that cannot be read: {error!r}", "a bundle that quantgate wrote") from error
     except ImportError as error:
         raise _refused(f"no package {error.name}", "cryptography, which checks signatures") from error
+    except Exception as error:  # fields of the right type that do not fit together
+        if type(error) is RuntimeError:
+            raise
+        raise _refused(f"evidence that cannot be read: {error!r}"[:300], "a bundle that quantgate wrote") from error
 
 
 def _signed_record(bundle: Path) -> dict[str, Any]:
@@ -60,8 +64,9 @@ def _signed_record(bundle: Path) -> dict[str, Any]:
     path = os.environ.get(KEY_FILE)
     if not path:
         raise _refused(f"no {KEY_FILE}", "the public key that evidence must be signed by")
+    # Nothing else is read of a bundle that the key did not sign.
+    payload, _ = open_envelope(read_member(bundle, STATEMENT), Path(path).read_text(encoding="ascii"))
     members = read_archive(bundle)
-    payload, _ = open_envelope(members[STATEMENT], Path(path).read_text(encoding="ascii"))
     check_members(members, payload)
     return read_document(members[RECORD])
 
@@ -72,6 +77,7 @@ def read_document(content: bytes) -> dict[str, Any]:
     Raises:
         BundleUnsound: it is none, or one of another format.
     """
+    check_document(content, RECORD)
     try:
         document = json.loads(content)
         found = document.get("format")
@@ -89,7 +95,13 @@ def check_manifest(record: Mapping[str, Any], manifest: Path) -> None:
     Raises:
         BundleUnsound: they differ.
     """
-    if manifest.read_bytes() != str(record["manifest"]).encode():
+    expected = str(record["manifest"]).encode()
+    try:
+        with open_regular(manifest) as (stream, size):
+            is_same = size == len(expected) and stream.read(size) == expected
+    except OSError as error:
+        raise BundleUnsound("manifest", f"it cannot be read: {error}") from error
+    if not is_same:
         raise BundleUnsound("manifest", f"{manifest.name} beside the version is not the one in the record")
 
 
@@ -155,11 +167,16 @@ def registered_as(folder: Path) -> tuple[str, str]:
 
     path = folder / "registered_model_meta"
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return str(found["model_name"] or ""), str(found["model_version"] or "")
+        with open_regular(path) as (stream, size):
+            found = yaml.safe_load(stream.read(_LONGEST_NAMES)) if size <= _LONGEST_NAMES else {}
+        name, version = found["model_name"], found["model_version"]
+        # A list of aliases could be written out without end.
+        if not isinstance(name, str) or not isinstance(version, str | int):
+            raise TypeError("the name or the version is no text")
+        return name, str(version)
     except FileNotFoundError:
         return "", ""
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except Exception as error:  # PyYAML raises many classes for a value that its tag does not fit
         raise BundleUnsound(path.name, f"found no name and version of a model: {error!r}"[:300]) from error
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .archive import BundleUnsound
+from .archive import BundleUnsound, check_document
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -40,6 +40,7 @@ def open_envelope(content: bytes, key: str) -> tuple[bytes, str]:
         BundleUnsound: it is no envelope as `envelope_of` writes it, or the signature is missing, wrong, or of another key.
         ImportError: a signature is to be checked, and the package cryptography is missing.
     """
+    check_document(content, STATEMENT)
     try:
         document = json.loads(content)
         payload = base64.b64decode(document["payload"], validate=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import signal
 import subprocess
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tasks.measure.latency.ratio import Samples
+from validators.child_environment import HOOKS, child_environment
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records.run import SessionSettings
-from validators.redact import without_secrets
 from validators.samples.datasets import Arrays
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Worker:
             stderr=self._said,
             text=True,
             # Numpy's OpenMP and BLAS pools would compete with the session's threads.
-            env=without_secrets(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=child_environment(*HOOKS) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self.pid = self._process.pid
         self.cpus = tuple(cpus)

@@ -10,6 +10,9 @@ from tasks.measure.latency.ratio import central_ratio, percentile, ratio_estimat
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate
 
+# A job asks for at most 20; a race adds some.
+MOST_LAUNCHES = 1000
+
 
 def recount(latency: Latency, confidence: float) -> Latency:
     """Return a latency with the figures that its raw times give: percentiles, counts, and the speedup, with their bounds.
@@ -23,6 +26,8 @@ def recount(latency: Latency, confidence: float) -> Latency:
     with np.load(latency.samples_path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     launch, base, variant = arrays["launch"], arrays["baseline"], arrays["variant"]
+    if launch.ndim != 1 or launch.dtype.kind not in "iu" or set(np.unique(launch)) != set(range(_launches(launch))):
+        raise ValueError("found no launch of each pair of blocks, a number from 0")
     medians = [_medians(arrays, side, len(launch)) for side in ("baseline", "variant")]
     ratios = medians[0] / medians[1]
     by_launch = [ratios[launch == index].tolist() for index in range(int(launch.max()) + 1)]
@@ -61,7 +66,17 @@ def _medians(arrays: dict[str, np.ndarray], side: str, count: int) -> np.ndarray
     return np.array([again.get(index, found[index]) for index in range(count)])
 
 
+def _launches(launch: np.ndarray) -> int:
+    """Return the number of launches, or 0 if there are more than any job asks for."""
+    count = int(launch.max(initial=-1)) + 1
+    return count if count <= MOST_LAUNCHES else 0
+
+
 def _by_block(samples: np.ndarray, block: np.ndarray) -> dict[int, float]:
+    """Return the median of each block, by its index, in time that grows with the samples alone."""
     if samples.ndim != 1 or samples.shape != block.shape or not (np.isfinite(samples) & (samples > 0)).all():
         raise ValueError("found times that are no positive numbers, one for each index of a block")
-    return {int(index): float(np.median(samples[block == index])) for index in np.unique(block)}
+    ordered = samples[np.lexsort((samples, block))]
+    index, first, count = np.unique(np.sort(block), return_index=True, return_counts=True)
+    medians = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    return dict(zip(map(int, index), medians.tolist(), strict=True))

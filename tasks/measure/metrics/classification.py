@@ -65,6 +65,10 @@ TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), is_right
 AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True, reads_reference=True)
 
 
+# Memory grows with the highest class. Vocabularies have fewer tokens.
+MOST_CLASSES = 1 << 22
+
+
 def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
     """Return the F1 of each class, float64 `(classes,)`, from rows (true class, predicted class), float64 `(n, 2)`.
 
@@ -74,8 +78,12 @@ def f1_of_classes(rows: Rows) -> NDArray[np.float64]:
     >>> f1_of_classes(np.array([[0.0, 0.0], [2.0, 0.0]])).round(3)
     array([0.667,   nan, 0.   ])
     """
-    true, predicted = rows.astype(np.intp).T
     count = int(rows.max()) + 1
+    if count > MOST_CLASSES or rows.min() < 0:
+        raise ValueError(
+            f"found classes {rows.min():g} to {rows.max():g}; expected whole numbers from 0 below {MOST_CLASSES}"
+        )
+    true, predicted = rows.astype(np.intp).T
     hits = np.bincount(true[true == predicted], minlength=count)
     either = np.bincount(true, minlength=count) + np.bincount(predicted, minlength=count)
     # 0 / 0 gives NaN on purpose, for classes without any sample.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtimes.engines.build_process_child import LOG
+from validators.child_environment import HOOKS, child_environment
 from validators.errors import CandidateRefused
 from validators.records.run import Gpu
-from validators.redact import without_secrets
 
 ROOT = Path(__file__).parents[3]
 # Timeout: timing kernels for a large model takes minutes, but a hanging builder must not hold a GPU for ever.
@@ -32,7 +32,7 @@ def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
     # The inventory's GPU by UUID, independent of CUDA's device order.
     visible = {"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu else {}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = without_secrets(os.environ) | visible | {"PYTHONPATH": path}
+    environment = child_environment(*HOOKS) | visible | {"PYTHONPATH": path}
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "tasks.runtimes.engines.build_process_child"],

@@ -26,10 +26,10 @@ from tasks.runtimes.inductor.onednn import Primitive, products_in
 from tasks.runtimes.inductor.profile_process import ABOUT, DONE, REQUEST
 from tasks.runtimes.inductor.recorded import Call, ProgramProduct, matched, named
 from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
+from validators.child_environment import child_environment
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
-from validators.redact import without_secrets
 from validators.samples.datasets import Arrays
 
 # Kernel of products that no primitive of oneDNN computed.
@@ -170,7 +170,7 @@ def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[d
             capture_output=True,
             text=True,
             errors="replace",
-            env=without_secrets({**os.environ, "PYTHONPATH": modules}),
+            env=child_environment() | {"PYTHONPATH": modules},
             timeout=_PATIENCE_SECONDS,
             check=False,
         )

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.run.log_redaction import Redacted, redact_logs, shielded
+from tasks.runtimes.confined import confined_environment
+from validators.child_environment import HOOKS, child_environment
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.job.read_job import parse_job
 from validators.records.result import Result
@@ -18,6 +20,23 @@ from validators.redact import holds_credentials, redact, without_secrets
 
 SECRET = 'Tr0ub4dor&3/"<zebra>'
 JOB = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
+KEY = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7"
+# Made up, in the forms that issuers document.
+KNOWN_KEYS = [
+    f"npm_{KEY}aB3dE6gH9",
+    f"pypi-AgEIcHlwaS5vcmc{KEY}",
+    f"dapi{'0123456789abcdef' * 2}",
+    f"sk_live_{KEY}",
+    f"ya29.a0{KEY}_-",
+    f"SG.{KEY}.{KEY}",
+    f"hvs.{KEY}",
+    f"glrt-{KEY}",
+    f"GOCSPX-{KEY}",
+    f"nvapi-{KEY}",
+    f"shpat_{'0123456789abcdef' * 2}",
+    f"123456789:AA{KEY}aB3dE6gH9",
+    f"sk-proj-{KEY}",
+]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +57,17 @@ JOB = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz
         (f"cloned with ghp_{'a' * 36}, as told", "cloned with ***, as told"),
         (f"HF: hf_{'A' * 34}", "HF: ***"),
         (f"sent eyJ{'a' * 10}.{'b' * 10}.{'c' * 10} twice", "sent *** twice"),
+        (f"AccountName=x;AccountKey={KEY}=", "AccountName=x;AccountKey=***"),
+        (f"Endpoint=sb://x/;SharedAccessKey={KEY}=", "Endpoint=sb://x/;SharedAccessKey=***"),
+        (f"VAULT_SECRET_ID={KEY} GH_PAT={KEY} DB_PW=hunter2", "VAULT_SECRET_ID=*** GH_PAT=*** DB_PW=***"),
+        (f"x-api-key: {KEY}", "x-api-key: ***"),
+        (f"{{'X-Auth-Token': '{KEY}', 'a': 1}}", "{'X-Auth-Token': '***', 'a': 1}"),
+        (f"PRIVATE-TOKEN: {KEY}", "PRIVATE-TOKEN: ***"),
+        (f'{{"secretAccessKey":"{KEY}","a":1}}', '{"secretAccessKey":"***","a":1}'),
+        (f'"{{\\"clientSecret\\": \\"{KEY}\\"}}"', '"{\\"clientSecret\\": \\"***\\"}"'),
+        (f"https://hooks.slack.com/services/T0/B0/{KEY} failed", "https://hooks.slack.com/*** failed"),
+        *((f"sent {key} twice", "sent *** twice") for key in KNOWN_KEYS),
+        ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQOY\n-----END PGP PRIVATE KEY BLOCK-----.", "***."),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----.", "***."),
     ],
 )
@@ -57,6 +87,12 @@ def test_credentials_are_known_by_their_form(text: str, clean: str) -> None:
         "mail ann@example.org or see https://example.org/~ann",
         "token_type_ids: int64[batch, 128]; tokens=12; significance=0.05; design=3",
         "int8-static-minmax-pc@ort-cpu",
+        f"digest {'0123456789abcdef' * 4}, model sha256:{'0123456789abcdef' * 4}, 8f14e45fceea167a5a36dedd4bea2543",
+        "run 0f8fad5b-d9cb-469f-a165-70867728950e of int4-g32-rtn@ort-cpu, fp8-amax-pc@tensorrt, int8-static-percentile-pc@cpu",
+        "pypi-mirror-of-the-company-in-europe, npm_config_cache, key-value-cache-of-the-decoder, ya29, dapi",
+        '{"bos_token": "<s>", "pad_token": "</s>", "tokens": 12, "cache_key": "linear-3", "key": "value"}',
+        "tokenizer.json, model.safetensors, key_padding_mask: bool[batch], attention.k_proj.weight, secret_santa.onnx",
+        "quantgate.ort-cpu.status: promoted; found x float32[-1, 64]; p99 at most 12.5; launch 3 of 6, batch 8",
         "hf_text_classification_model, sk-learn-pipeline-of-the-year, AKIA",
     ],
 )
@@ -69,7 +105,15 @@ def test_what_is_no_credential_stays(text: str) -> None:
     [
         *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "PREFECT_API_KEY"),
         *("PREFECT_API_AUTH_STRING", "HF_TOKEN", "db_passwd", "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY"),
-        "QUANTGATE_WEBHOOK_SECRET",
+        *(
+            "QUANTGATE_WEBHOOK_SECRET",
+            "VAULT_SECRET_ID",
+            "SLACK_WEBHOOK_URL",
+            "GH_PAT",
+            "DB_PW",
+            "AZURE_STORAGE_CONNECTION_STRING",
+        ),
+        *("AZURE_STORAGE_KEY", "AccountKey", "NPM_TOKEN", "WIFI_PSK"),
     ],
 )
 def test_the_values_of_secret_variables_are_taken_out(name: str) -> None:
@@ -80,7 +124,7 @@ def test_the_values_of_secret_variables_are_taken_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM", "AWS_WEB_IDENTITY_TOKEN_FILE", "HOME"])
-def test_the_values_of_others_stay(name: str) -> None:
+def test_values_of_other_variables_stay(name: str) -> None:
     assert redact("it is /somewhere", {name: "/somewhere"}) == "it is /somewhere"
 
 
@@ -127,6 +171,15 @@ def test_errors_are_born_without(monkeypatch: pytest.MonkeyPatch) -> None:
         error = kind(found=f"found {SECRET}", expected=f"expected {SECRET}", fix=f"fix {SECRET}")
         told = [str(error), repr(error), error.found, error.expected, error.fix]
         assert not any(SECRET in text for text in told) and error.found == "found ***"
+
+
+@given(st.lists(st.sampled_from([0, 10, 665, 666, 700, 1900, 2000, 400_000]), min_size=3, max_size=3))
+def test_a_message_has_at_most_2000_characters(lengths: list[int]) -> None:
+    """The longest texts are cut, once; a message that fits stays as it is."""
+    texts = {key: "x" * length for key, length in zip(("found", "expected", "fix"), lengths, strict=True)}
+    error = InfrastructureError(**texts)
+    assert len(str(error)) <= 2000 and str(InfrastructureError(**error.fields)) == str(error)
+    assert sum(lengths) > 1950 or error.fields == texts
 
 
 def test_an_unforeseen_error_is_told_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +250,37 @@ def test_children_that_run_foreign_code_get_no_secrets() -> None:
         "PREFECT_API_URL": "http://127.0.0.1:4200/api",
     }
     assert without_secrets(environment) == {"PATH": "/bin", "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
+
+
+def test_children_get_an_allow_list_of_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not the addresses of servers, nor a secret without a name or a form that tells it; code of a job gets its permissions."""
+    kept = {"LC_ALL": "C", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/lib"}
+    dropped = {
+        "PREFECT_API_URL": "http://host/api",
+        "AWS_PROFILE": "team",
+        "OPAQUE": KEY,
+        "OMP_TOKEN": KEY,
+        "MLFLOW_X": "1",
+    }
+    permissions = {"QUANTGATE_ALLOWED_HOOKS": "mine:f1", "QUANTGATE_HOOK_TABLE": "/srv/table.csv"}
+    environment = kept | dropped | permissions | {"QUANTGATE_STORE": "s3://bucket/x"}
+    assert child_environment(environment=environment) == kept
+    assert child_environment(*HOOKS, environment=environment) == kept | permissions
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert environment.keys() & confined_environment(tmp_path).keys() == kept.keys()
+
+
+def test_no_child_gets_the_environment_without_secrets_alone() -> None:
+    """Every process that computes takes its variables from the allow-list."""
+    root = Path(__file__).parents[3]
+    users = {
+        path.relative_to(root).as_posix()
+        for folder in ("flows", "tasks", "validators")
+        for path in (root / folder).rglob("*.py")
+        if "without_secrets(" in path.read_text(encoding="utf-8")
+    }
+    assert users == {"validators/redact.py", "validators/child_environment.py", "tasks/run/log_redaction.py"}
 
 
 def test_the_result_document_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

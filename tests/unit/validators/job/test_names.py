@@ -121,6 +121,48 @@ def test_yaml_that_explodes_is_refused(text: str, tmp_path: Path) -> None:
     assert len(str(caught.value)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1:30", "1:30"), ("1:1.5", "1:1.5"), ("-190:20:30", "-190:20:30"), ("0", 0), ("-12", -12), ("1_000", 1000)),
+        *(
+            ("0x1F", 31),
+            ("0b101", 5),
+            ("017", 15),
+            ("08", "08"),
+            ("1.5", 1.5),
+            ("-.5", -0.5),
+            ("1.", 1.0),
+            ("1.5e+3", 1500.0),
+        ),
+        *(("1e3", "1e3"), (".inf", float("inf")), ("-.INF", -float("inf")), ("!!float 3", 3.0), ("!!int '7'", 7)),
+        *(("-", [None]), ("+", "+"), (".", "."), ("v1.2", "v1.2"), (str(2**63), 2**63)),
+    ],
+)
+def test_numbers_are_read_without_base_60(text: str, value: object) -> None:
+    found = load_yaml(text)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!int ''",
+        "!!float '-'",
+        "!!int 1:30",
+        "!!float 1:1.5",
+        "9" * 68,
+        "0x" + "f" * 66,
+        "!!bool x",
+        "!!set [a]",
+        "2024-99-99",
+    ],
+)
+def test_a_value_that_does_not_fit_its_tag_is_refused(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        load_yaml(text)
+
+
 @pytest.mark.parametrize("text", [LAUGHS, "a: &a [*a]\n", "a: &a {b: *a}\n"])
 def test_aliases_are_counted_as_often_as_they_repeat(text: str) -> None:
     """A hundred million values in eight lines, or no end of them."""
