@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from tasks.run.settings import prepare_environment, state_folder
+from tasks.run.settings import prepare_environment, state_folder, written_folders
 from tasks.service.generated_secrets import recorded_auth
 from tasks.storage.files import disk_error
 from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
@@ -145,7 +145,7 @@ def error_document(error: QuantgateError) -> Mapping[str, Any]:
 
 def unexpected(error: Exception) -> QuantgateError:
     """Return the error for an unforeseen exception; its traceback goes to a file, for bug reports."""
-    if full := disk_error(error, state_folder()):
+    if full := disk_error(error, *written_folders()):
         return full
     log = state_folder() / "logs" / "last-error.log"
     with contextlib.suppress(OSError):

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tasks.run.settings import (
     artifact_location,
-    database_file,
     is_remote,
     registry_uri,
-    state_folder,
     store_place,
     tracking_uri,
+    written_folders,
 )
 from tasks.storage.files import disk_error
 from validators.errors import InfrastructureError, ServiceDown, SourceError
@@ -167,8 +166,7 @@ def quiet_mlflow() -> Iterator[None]:
 
 
 def _failure(error: Exception) -> InfrastructureError:
-    uri = tracking_uri(state_folder())
-    return disk_error(error, database_file(uri) or state_folder()) or _down(error)
+    return disk_error(error, *written_folders()) or _down(error)
 
 
 def _down(error: Exception) -> ServiceDown:

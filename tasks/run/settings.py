@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,6 +54,13 @@ def database_file(uri: str) -> Path | None:
     (PosixPath('/state/mlflow.db'), None)
     """
     return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
+def written_folders() -> tuple[Path, ...]:
+    """Return the folders that every run writes to: the state, that of MLflow's database if it is a file, temporary files."""
+    state = state_folder()
+    database = database_file(tracking_uri(state))
+    return (state, *([database.parent] if database else []), Path(tempfile.gettempdir()))
 
 
 def pages_address(uri: str) -> str | None:

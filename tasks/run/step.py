@@ -21,7 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.run.context import log
 from tasks.run.log_redaction import shielded
 from tasks.run.progress_events import stage
-from tasks.run.settings import patience_seconds, state_folder
+from tasks.run.settings import patience_seconds, written_folders
 from tasks.storage.files import room_in
 from validators.errors import ChampionMoved, InfrastructureError, ServiceDown, StorageFull
 
@@ -62,7 +62,7 @@ def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | N
         def called() -> str:
             return run_name.format(**signature.bind(*args, **kwargs).arguments) if run_name else name
 
-        with stage(name, called), room_in(state_folder()):
+        with stage(name, called), room_in(*written_folders()):
             return function(*args, **kwargs)
 
     return call

@@ -11,14 +11,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from tasks.run.settings import state_folder
+from tasks.run.settings import written_folders
 from tasks.service.processes import HOST, STOP_SECONDS, answers, die_with_parent
 from tasks.storage.files import check_room
 from validators.errors import InfrastructureError
@@ -59,7 +57,7 @@ def start_server() -> None:
     Raises:
         StorageFull: the disk of the state folder or of temporary files is full or read-only; no run could be kept.
     """
-    _check_disks()
+    check_room(*written_folders())
     if _started or os.environ.get("PREFECT_API_URL"):
         return
     with socket.socket() as probe:
@@ -80,10 +78,6 @@ def start_server() -> None:
     atexit.register(server.stop)
 
 
-def _check_disks() -> None:
-    check_room(state_folder(), Path(tempfile.gettempdir()))
-
-
 @contextmanager
 def on_server() -> Iterator[None]:
     """Run the block's flows on the started server, or on the one that `PREFECT_API_URL` or a profile names.
@@ -97,7 +91,7 @@ def on_server() -> Iterator[None]:
         yield
         return
     if not _started[0].is_ready():
-        _check_disks()
+        check_room(*written_folders())
         raise InfrastructureError(
             found=f"no answer of the Prefect server of this command within {READY_SECONDS:.0f} s, or it ended",
             expected="a server on a database in the state folder",

@@ -61,7 +61,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def room_in(folder: Path) -> Iterator[None]:
+def room_in(*folders: Path) -> Iterator[None]:
     """Turn an error of a full or read-only disk into one that names the disk and its free space.
 
     Raises:
@@ -70,7 +70,7 @@ def room_in(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if full := disk_error(error, folder):
+        if full := disk_error(error, *folders):
             raise full from error
         raise
 
@@ -88,11 +88,12 @@ def check_room(*folders: Path) -> None:
             raise _unwritable(folder, "too little for a run")
 
 
-def disk_error(error: BaseException, folder: Path) -> StorageFull | None:
+def disk_error(error: BaseException, *folders: Path) -> StorageFull | None:
     """Return the error for a full or read-only disk if that is what caused `error`, of files or of SQLite; else None.
 
-    The error names its own path if it has one, else `folder`.
+    The error names its own path if it has one, else the folder whose disk has the least space.
     """
+    folder = min(folders, key=lambda one: shutil.disk_usage(_existing(one)).free)
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, StorageFull):
