@@ -94,7 +94,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[dict[
         calls.append({"name": name, "job": str(write_job(folder / "job.yaml", job))})
     env = environment(root / "state", PYTHONWARNINGS="ignore")
     subprocess.run([sys.executable, "-c", REGISTER, str(root / "models")], env=env, check=True, capture_output=True)
-    found = run_jobs(root / "state", root / "runs", calls)
+    found = run_jobs(root / "state", root / "runs", calls, plain=True)
     for name in NAMES:
         folder = root / "requests" / plain(name)
         folder.mkdir(parents=True)
