@@ -64,4 +64,6 @@ fi
 uv --require-hashes --no-deps -r requirements/dev.txt
 torch uv
 uv --no-deps --no-build-isolation -e .
+# An editable install leaves the project itself uncompiled.
+"$venv/bin/python" -m compileall -q flows tasks validators tests/support
 touch "$venv/.ready"

@@ -68,9 +68,9 @@ def test_nothing_comes_from_an_address() -> None:
 
 def test_no_package_has_terms_that_nobody_looked_at() -> None:
     """By licence expression, licence or classifier of what the lock names."""
-    found = set()
-    for name in locked().keys() & installed().keys():
-        told = installed()[name].metadata
+    found, here = set(), installed()
+    for name in locked().keys() & here.keys():
+        told = here[name].metadata
         terms = " ".join(
             [told.get("License-Expression") or "", (told.get("License") or "")[:200], *told.get_all("Classifier", [])]
         )

@@ -62,7 +62,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         call("missing", "log_gap", metric="recall", at_least=0.5),
         call("broken", "break_half_way", metric="recall", at_least=0.5),
     ]
-    return state, run_jobs(state, root / "runs", calls, QUANTGATE_ALLOWED_HOOKS=f"checks:*@{root}")
+    return state, run_jobs(state, root / "runs", calls, plain=True, QUANTGATE_ALLOWED_HOOKS=f"checks:*@{root}")
 
 
 def logged_verdicts(answer: Answer) -> dict[str, Any]:

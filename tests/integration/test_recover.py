@@ -127,7 +127,7 @@ def answers(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     calls: list[dict[str, object]] = [
         {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))} for name, job in jobs.items()
     ]
-    return run_jobs(folder / "state", folder / "runs", calls)
+    return run_jobs(folder / "state", folder / "runs", calls, plain=True)
 
 
 @pytest.mark.slow

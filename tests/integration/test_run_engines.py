@@ -50,7 +50,7 @@ def answers(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     calls: list[dict[str, object]] = [
         {"name": name, "job": str(paths[name.removesuffix(" again")])} for name in ("all", "all again", "odd")
     ]
-    return folder, run_jobs(folder / "state", folder, calls)
+    return folder, run_jobs(folder / "state", folder, calls, plain=True)
 
 
 def by_name(answer: Answer) -> dict[str, dict[str, Any]]:

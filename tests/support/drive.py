@@ -98,10 +98,10 @@ def main(calls: Path, answers: Path, *, plain: bool) -> None:
 def without_engine() -> Iterator[None]:
     """Call flows and steps as plain functions: Prefect's engine, its server and its heartbeats take 1.2 s a run.
 
-    Nothing is retried, and nothing is recorded by Prefect.
+    Nothing is retried, nothing is recorded by Prefect, and candidates are made one after the other.
     """
     from prefect import Flow, Task
-    from prefect.states import Failed
+    from prefect.states import Completed, Failed
 
     def flow(self: Any, *given: Any, return_state: bool = False, **named: Any) -> Any:
         try:
@@ -110,8 +110,14 @@ def without_engine() -> Iterator[None]:
         except Exception as error:
             return Failed(data=error)
 
-    def step(self: Any, *given: Any, **named: Any) -> Any:
-        return self.fn(*given, **named)
+    def step(self: Any, *given: Any, return_state: bool = False, **named: Any) -> Any:
+        return submit(self, *given, **named) if return_state else self.fn(*given, **named)
+
+    def submit(self: Any, *given: Any, **named: Any) -> Any:
+        try:
+            return Completed(data=self.fn(*given, **named))
+        except Exception as error:
+            return Failed(data=error)
 
     publishing = [
         "tasks.evidence.judge_calibration.create_link_artifact",
@@ -121,6 +127,7 @@ def without_engine() -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(Flow, "__call__", flow))
         patches.enter_context(mock.patch.object(Task, "__call__", step))
+        patches.enter_context(mock.patch.object(Task, "submit", submit))
         patches.enter_context(mock.patch("flows.cli.run.on_server", contextlib.nullcontext))
         patches.enter_context(mock.patch("flows.cli.run.start_server"))
         for name in publishing:

@@ -34,11 +34,11 @@ def environment(state: Path, **extra: str) -> dict[str, str]:
     return kept | {"QUANTGATE_STATE": str(state)} | extra
 
 
-def register_models(state: Path, folder: Path, python: str = sys.executable) -> None:
-    """Log and register the models of tests/support/user.py, made from `folder/tiny.onnx`."""
+def register_models(state: Path, folder: Path, python: str = sys.executable, *, every: bool = False) -> None:
+    """Log and register `folder/tiny.onnx` as `tiny`; if `every`, all models of tests/support/user.py."""
     if python == sys.executable:
         lend_both(state)
-    command = [python, str(TESTS / "user.py"), str(folder)]
+    command = [python, str(TESTS / "user.py"), str(folder), *(["--all"] if every else [])]
     done = subprocess.run(command, env=environment(state), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlflow
 import torch
-from user import torch_model
+from torch_tiny import torch_model
 
 from tasks.run.settings import artifact_location, state_folder, tracking_uri
 

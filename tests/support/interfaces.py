@@ -77,9 +77,23 @@ def with_(**arrays: Callable[[int], NDArray[Any]]) -> Callable[[int, int], Array
     return lambda n, seed: tiny_samples(n, seed) | {name: make(n) for name, make in arrays.items()}
 
 
+# Factor and summand that bring the features into the range of a kind of type.
+SCALES = {"f": (1, 0), "i": (10, 0), "u": (10, 128), "b": (1, 0)}
+TYPES = {
+    "float16": (HALF, np.float16),
+    "float32": (FLOAT, np.float32),
+    "float64": (TensorProto.DOUBLE, np.float64),
+    "uint8": (TensorProto.UINT8, np.uint8),
+    "int8": (TensorProto.INT8, np.int8),
+    "bool": (TensorProto.BOOL, bool),
+    "uint32": (TensorProto.UINT32, np.uint32),
+    "uint64": (TensorProto.UINT64, np.uint64),
+}
+
+
 def cast(dtype: Any) -> Callable[[int, int], Arrays]:
     kind = np.dtype(dtype).kind
-    scale, shift = {"f": (1, 0), "i": (10, 0), "u": (10, 128), "b": (1, 0)}[kind]
+    scale, shift = SCALES[kind]
 
     def data(n: int, seed: int) -> Arrays:
         arrays = tiny_samples(n, seed)
@@ -144,6 +158,29 @@ def text_output(first: bool) -> onnx.ModelProto:
     return made
 
 
+def every_type() -> onnx.ModelProto:
+    """Features in inputs of eight each, one for each type that is cast to float."""
+    inputs, nodes, constants = [], [], {}
+    for name, (kind, dtype) in TYPES.items():
+        scale, shift = SCALES[np.dtype(dtype).kind]
+        constants |= {f"{name}_scale": np.float32(scale), f"{name}_shift": np.float32(shift)}
+        inputs.append(tensor(name, kind, ["batch", FEATURES // len(TYPES)]))
+        nodes += [
+            node("Cast", [name], [f"{name}_cast"], to=FLOAT, name=f"{name}_cast"),
+            node("Sub", [f"{name}_cast", f"{name}_shift"], [f"{name}_moved"], name=f"{name}_moved"),
+            node("Div", [f"{name}_moved", f"{name}_scale"], [f"{name}_read"], name=f"{name}_read"),
+        ]
+    nodes.append(node("Concat", [f"{name}_read" for name in TYPES], ["features"], axis=1, name="features"))
+    return model(inputs, nodes, [LOGITS], **constants)
+
+
+def typed_columns(n: int, seed: int) -> Arrays:
+    """The samples of `every_type`."""
+    label = tiny_samples(n, seed)["label"]
+    parts = zip(TYPES, np.split(np.arange(FEATURES), len(TYPES)), strict=True)
+    return {name: cast(TYPES[name][1])(n, seed)["x"][:, columns] for name, columns in parts} | {"label": label}
+
+
 def zipmap(first: bool) -> onnx.ModelProto:
     kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.STRING, of_tensor(FLOAT, [])))
     probabilities = value("probabilities", kind)
@@ -195,6 +232,43 @@ def optional_input() -> onnx.ModelProto:
 def optional_output() -> onnx.ModelProto:
     kind = helper.make_optional_type_proto(of_tensor())
     return model([X], [node("Optional", ["scores"], ["maybe"], name="maybe")], [LOGITS, value("maybe", kind)])
+
+
+def side_outputs() -> onnx.ModelProto:
+    """Every kind of output that is not a tensor with the batch on its first axis, beside the scores."""
+    made = model([X], [], [LOGITS])
+    for other in (
+        text_output(False),
+        zipmap(False),
+        sequence(False),
+        optional_output(),
+        own_rows(False),
+        transposed(False),
+    ):
+        made.graph.output.append(other.graph.output[1])
+        known = {one.name for one in made.graph.node}
+        made.graph.node.extend(one for one in other.graph.node if one.name not in known)
+        constants = {one.name for one in made.graph.initializer}
+        made.graph.initializer.extend(one for one in other.graph.initializer if one.name not in constants)
+    return made
+
+
+def scalars() -> onnx.ModelProto:
+    """Numbers that the job names: of one call, of two numbers, and one a sample."""
+    kinds = {
+        "sr": (INT64, []),
+        "training": (TensorProto.BOOL, []),
+        "orig_size": (INT64, [2]),
+        "rate": (FLOAT, ["batch"]),
+    }
+    inputs, nodes, tops = [X], [], []
+    for name, (kind, shape) in kinds.items():
+        inputs.append(tensor(name, kind, shape))
+        nodes.append(node("Cast", [name], [f"{name}_number"], to=FLOAT, name=f"{name}_number"))
+        nodes.append(node("ReduceMax", [f"{name}_number"], [f"{name}_top"], keepdims=0, name=f"{name}_top"))
+        tops.append(f"{name}_top")
+    nodes += [node("Max", tops, ["top"], name="top"), node("Mul", ["x", "top"], ["features"], name="by")]
+    return model(inputs, nodes, [LOGITS])
 
 
 def scalar(name: str, kind: int, shape: Any) -> onnx.ModelProto:
@@ -498,6 +572,17 @@ REFUSED: dict[str, Interface] = {
     ),
 }
 WORKING: dict[str, Interface] = {
+    "every type": Interface(every_type(), data=typed_columns),
+    "side outputs": Interface(side_outputs()),
+    "scalars": Interface(
+        scalars(),
+        job={
+            "inputs": {
+                name: {"constant": value}
+                for name, value in {"sr": 16000, "training": True, "orig_size": [1, 2], "rate": 1}.items()
+            }
+        },
+    ),
     "text output": Interface(text_output(first=False)),
     "zipmap": Interface(zipmap(first=False)),
     "zipmap judged": Interface(zipmap(first=True)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import torch
-from user import torch_model
+from torch_tiny import torch_model
 
 from tasks.run.settings import artifact_location, state_folder, tracking_uri
 

@@ -142,7 +142,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, Se
     """The answer to each bad input, with what was expected of it."""
     folder = tmp_path_factory.mktemp("bad")
     state = folder / "state"
-    register_models(state, tiny.model.parent)
+    register_models(state, tiny.model.parent, every=True)
     table = bad_sources(folder, tiny) | bad_data(folder, tiny)
     calls: list[dict[str, object]] = []
     for name, (changes, _, _) in table.items():

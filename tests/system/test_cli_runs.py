@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, dict[str, Answer]]:
     """What each command answered, one after the other in one process."""
     root = tmp_path_factory.mktemp("world")
-    register_models(root / "state", tiny.model.parent)
+    register_models(root / "state", tiny.model.parent, every=True)
     # What whoever filled in the job file that `init` writes would have put beside it.
     for role in ("calibration", "evaluation"):
         shutil.copy(getattr(tiny, role), root / f"{role}.npz")

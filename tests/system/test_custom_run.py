@@ -57,7 +57,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
     ]
     allowed = [f"sha256:{digest_file(root / name)}" for name in ("ours.so", "other.so")] + ["onnxruntime_extensions"]
     listed = ",".join(f"library={one}" for one in allowed)
-    return state, run_jobs(state, root / "runs", calls, QUANTGATE_ALLOWED_HOOKS=listed)
+    return state, run_jobs(state, root / "runs", calls, plain=True, QUANTGATE_ALLOWED_HOOKS=listed)
 
 
 def test_outcomes(world: tuple[Path, dict[str, Answer]]) -> None:

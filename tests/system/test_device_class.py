@@ -61,7 +61,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> World:
         return {"name": name, "job": str(write_job(root / f"{name}.yaml", job))}
 
     def run(name: str, *calls: dict[str, object], **extra: str) -> dict[str, Answer]:
-        return run_jobs(state, root / name, list(calls), **extra)
+        return run_jobs(state, root / name, list(calls), plain=True, **extra)
 
     first = run("first", call("theirs", candidates=[THEIRS]))
     asked = str(call("default", candidates="default", search="race")["job"])

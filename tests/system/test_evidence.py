@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         arrays |= {"part": np.where(rows % 3 == 0, "a", "b"), "person": first + rows // 2}
         np.savez(folder / f"{which}.npz", **arrays)
     found: dict[str, Any] = {"state": state, "public": public, "private": private}
+    calls: list[dict[str, object]] = []
     for name, candidate in (("first", "int8-static-minmax-pt"), ("second", "int8-static-minmax-pc")):
         job = tiny.job(
             source="models:/tiny/1",
@@ -75,8 +77,8 @@ def runs(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
         job["measurement"] = {**job["measurement"], "launches": 3}
         files = {which: str(folder / f"{which}.npz") for which in ("calibration", "evaluation")}
         job["data"] = files | {"label": "label", "slices": ["part"], "groups": "person"}
-        call: dict[str, object] = {"name": name, "job": str(write_job(folder / f"{name}.yaml", job))}
-        answer = run_jobs(state, folder / name, [call], **{KEY_FILE: str(private)})[name]
+        calls.append({"name": name, "job": str(write_job(folder / f"{name}.yaml", job))})
+    for name, answer in run_jobs(state, folder / "runs", calls, plain=True, **{KEY_FILE: str(private)}).items():
         assert answer.result is not None, answer.said
         found[name] = answer.result
     found["bundles"] = sorted(
@@ -264,23 +266,47 @@ def test_statement_is_what_other_tools_read(runs: dict[str, Any]) -> None:
     assert statement["predicate"]["buildDefinition"]["externalParameters"]["job"]["source"] == "models:/tiny/1"
 
 
+# Loads a version once for each case, with its variables and its evidence, and prints each error, or "".
 CONSUMER = """
-import sys
+import json, os, shutil, sys
 import mlflow, numpy as np
-model = mlflow.pyfunc.load_model(sys.argv[1])
-print(model.predict({"x": np.load(sys.argv[2])["x"]})["logits"].shape)
+told = []
+for case in json.load(sys.stdin):
+    os.environ.update(case["variables"])
+    if case["evidence"]:
+        shutil.copyfile(*case["evidence"])
+    try:
+        model = mlflow.pyfunc.load_model(sys.argv[1])
+        model.predict({"x": np.load(sys.argv[2])["x"]})["logits"].shape
+        told.append("")
+    except Exception as error:
+        told.append(str(error))
+    for name in case["variables"]:
+        del os.environ[name]
+print(json.dumps(told))
 """
 
 
 CHAMPION = "models:/tiny-quantized@champion-ort-cpu"
 
 
-def consume(
-    runs: dict[str, Any], evaluation: Path, uri: str = CHAMPION, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    env = environment(runs["state"], MLFLOW_TRACKING_URI=f"sqlite:///{runs['state'] / 'mlflow.db'}") | variables
+@dataclass(frozen=True)
+class Case:
+    """The variables of a consumer; before it loads the version, the first file of `evidence` is copied to the second."""
+
+    variables: dict[str, str]
+    evidence: tuple[str, str] | None = None
+
+
+def consume(runs: dict[str, Any], evaluation: Path, *cases: Case, uri: str = CHAMPION) -> list[str]:
+    """Return the error of each case in a consumer's process, or ""."""
+    env = environment(runs["state"], MLFLOW_TRACKING_URI=f"sqlite:///{runs['state'] / 'mlflow.db'}")
     command = [sys.executable, "-W", "ignore", "-c", CONSUMER, uri, str(evaluation)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    told = json.dumps([asdict(case) for case in cases])
+    done = subprocess.run(command, env=env, input=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def test_consumer_can_require_evidence(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
@@ -288,28 +314,34 @@ def test_consumer_can_require_evidence(runs: dict[str, Any], tiny: Tiny, tmp_pat
     public.write_text(runs["public"])
     other.write_text(write_keys(tmp_path, "other")[1])
     wanted = {"QUANTGATE_REQUIRE_EVIDENCE": "1"}
-    good = consume(runs, tiny.evaluation, **wanted, QUANTGATE_EVIDENCE_KEY_FILE=str(public))
-    assert good.returncode == 0, good.stderr[-3000:]
-    for variables, words in (
-        (wanted, "found no QUANTGATE_EVIDENCE_KEY_FILE"),
-        (wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(other)}, "fails at signature: found one of the key"),
-        ({"QUANTGATE_REQUIRE_EVIDENCE": "yes"}, "expected 0 or 1"),
-    ):
-        bad = consume(runs, tiny.evaluation, **variables)
-        assert bad.returncode != 0 and words in bad.stderr
+    signed = wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
     bundle = folder_of_version(runs) / "evidence.zip"
     kept = bundle.read_bytes()
-    signed = wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
+    spoilt = changed(bundle, tmp_path / "spoilt.zip", {"winner/scores.npy": b"x"})
+    unpromoted = runs["bundles"][1]
+    cases = (
+        Case(signed),
+        Case(wanted),
+        Case(wanted | {"QUANTGATE_EVIDENCE_KEY_FILE": str(other)}),
+        Case({"QUANTGATE_REQUIRE_EVIDENCE": "yes"}),
+        Case(signed, (str(spoilt), str(bundle))),
+        Case(signed, (str(unpromoted), str(bundle))),
+    )
     try:
-        changed(bundle, bundle, {"winner/scores.npy": b"x"})
-        spoilt = consume(runs, tiny.evaluation, **signed)
-        shutil.copy(runs["bundles"][1], bundle)
-        unpromoted = consume(runs, tiny.evaluation, **signed)
+        good, *bad = consume(runs, tiny.evaluation, *cases)
         assert failed_part(bundle.parent, key=runs["public"]) == "decision"
     finally:
         bundle.write_bytes(kept)
-    assert spoilt.returncode != 0 and "evidence that fails at winner/scores.npy" in spoilt.stderr
-    assert unpromoted.returncode != 0 and "found a variant that was not promoted" in unpromoted.stderr
+    assert good == ""
+    words = (
+        "found no QUANTGATE_EVIDENCE_KEY_FILE",
+        "fails at signature: found one of the key",
+        "expected 0 or 1",
+        "evidence that fails at winner/scores.npy",
+        "found a variant that was not promoted",
+    )
+    for said, expected in zip(bad, words, strict=True):
+        assert expected in said
 
 
 def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, tmp_path: Path) -> None:
@@ -322,8 +354,8 @@ def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, 
     public = tmp_path / "public.pem"
     public.write_text(runs["public"])
     wanted = {"QUANTGATE_REQUIRE_EVIDENCE": "1", "QUANTGATE_EVIDENCE_KEY_FILE": str(public)}
-    bad = consume(runs, tiny.evaluation, "models:/prod/1", **wanted)
-    assert bad.returncode != 0 and "expected that for prod" in bad.stderr, bad.stderr[-3000:]
+    (bad,) = consume(runs, tiny.evaluation, Case(wanted), uri="models:/prod/1")
+    assert "expected that for prod" in bad, bad
 
 
 def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> None:
@@ -393,7 +425,7 @@ def test_run_without_a_winner_has_its_record(tiny: Tiny, tmp_path: Path) -> None
     calls: list[dict[str, object]] = [
         {"name": name, "job": str(write_job(tmp_path / f"{name}.yaml", job))} for name, job in jobs.items()
     ]
-    answers = run_jobs(state, tmp_path / "runs", calls)
+    answers = run_jobs(state, tmp_path / "runs", calls, plain=True)
     found = {name: answer.result["outcome"] for name, answer in answers.items() if answer.result}
     assert found == {"slow": "no_variant", "refused": "refused"}
     bundles = list((state / "mlartifacts").rglob("evidence.zip"))

@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command, env=environment(state, HF_HUB_OFFLINE="1"), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    measurement = {"dims": {"sequence_length": 16, "new_tokens": 8}, "launches": 3, "blocks": 1, "block_seconds": 0.02}
+    measurement = {"dims": {"sequence_length": 16, "new_tokens": 8}, "launches": 1, "blocks": 3, "block_seconds": 0.02}
     job: dict[str, object] = {
         "source": "models:/lm/1",
         "target": "ort-genai",
@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "measurement": measurement | {"max_other_load": None},
     }
     call: dict[str, object] = {"name": "run", "job": str(write_job(folder / "job.yaml", job))}
-    answer = run_jobs(state, folder / "run", [call])["run"]
+    answer = run_jobs(state, folder / "run", [call], plain=True)["run"]
     assert answer.code == 0, answer.said[-3000:]
     return folder
 

@@ -40,14 +40,34 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     told[folder.name] = [sorted(answer), np.asarray(logits).argmax(axis=1).tolist()]
 print(json.dumps(told))
 """
-# Each has its scores, of four classes, among its outputs, and inputs that are drawn.
+# Each has its scores, of four classes, among its outputs, and inputs that are drawn. The integration test has each type, output
+# and constant alone.
 NAMES = [
-    name for name in WORKING if name not in ("class judged by mse", "other names of the batch", "axes of one name")
+    "every type",
+    "side outputs",
+    "scalars",
+    "bfloat16",
+    "zipmap judged",
+    "sequence judged",
+    "text input",
+    "state carried",
+    "state[2, N, 64]",
+    "state[2, 1, 64]",
+    "state from call to call",
+    "boxes after NMS",
+    "speech with lengths",
+    "one id an input",
+    "fixed batch 3",
+    "NHWC",
 ]
-SIDE_OUTPUTS = {"own rows": "rows", "boxes after NMS": "selected", "speech with lengths": "speech"}
+SIDE_OUTPUTS = {
+    "side outputs": {"label", "rows", "by_class", "maybe"},
+    "boxes after NMS": {"selected"},
+    "speech with lengths": {"speech"},
+}
 
-# One process makes all runs, which takes 5 minutes, and twice that on a machine that is busy.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+# One process makes all runs.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def plain(name: str) -> str:
@@ -67,14 +87,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[dict[
         case, folder = WORKING[name], root / "data" / plain(name)
         folder.mkdir(parents=True)
         onnx.save(case.model, root / "models" / f"{plain(name)}.onnx")
-        for role, n, seed in (("calibration", 129, 11), ("evaluation", 1998, 12)):
+        for role, n, seed in (("calibration", 129, 11), ("evaluation", 999, 12)):
             np.savez(folder / f"{role}.npz", **case.data(n, seed))
         data = {role: str(folder / f"{role}.npz") for role in ("calibration", "evaluation")}
         job = tiny.job() | case.job | {"source": f"models:/{plain(name)}/1", "data": data, "code": str(root)}
         calls.append({"name": name, "job": str(write_job(folder / "job.yaml", job))})
     env = environment(root / "state", PYTHONWARNINGS="ignore")
     subprocess.run([sys.executable, "-c", REGISTER, str(root / "models")], env=env, check=True, capture_output=True)
-    found = run_jobs(root / "state", root / "runs", calls)
+    found = run_jobs(root / "state", root / "runs", calls, plain=True)
     for name in NAMES:
         folder = root / "requests" / plain(name)
         folder.mkdir(parents=True)
@@ -122,7 +142,7 @@ def test_a_version_with_this_interface_is_promoted_and_consumed(
     outputs, classes = consumed[plain(name)]
     case = WORKING[name]
     assert any(output in outputs for output in (case.job.get("output"), case.model.graph.output[0].name))
-    # The size depends on values, and is the champion's own.
-    assert name not in SIDE_OUTPUTS or SIDE_OUTPUTS[name] in outputs
+    # The size of some depends on values, and is the champion's own.
+    assert SIDE_OUTPUTS.get(name, set()) <= set(outputs)
     labels = case.data(len(classes), 13)["label"]
     assert classes == labels.reshape(len(classes), -1)[:, 0].tolist()

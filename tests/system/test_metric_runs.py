@@ -68,7 +68,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> dict[str, A
         {"name": name, "job": str(write_job(root / f"{name}.yaml", tiny.job(**changes)))}
         for name, changes in jobs.items()
     ]
-    return run_jobs(root / "state", root / "runs", calls, QUANTGATE_ALLOWED_HOOKS=f"mine:*@{root}")
+    return run_jobs(root / "state", root / "runs", calls, plain=True, QUANTGATE_ALLOWED_HOOKS=f"mine:*@{root}")
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,11 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, P
 
 def accuracy(python: Path, state: Path, tiny: Tiny) -> float:
     """The share of right answers that the champion gives in an environment."""
-    command = [str(python), "-W", "ignore", "-c", CONSUMER, "models:/tiny-quantized@champion-ort-cpu"]
+    command = [str(python), "-W", "ignore", "-c", CONSUMER, str(tiny.evaluation)]
     env = environment(state, MLFLOW_TRACKING_URI=f"sqlite:///{state / 'mlflow.db'}")
-    done = subprocess.run([*command, str(tiny.evaluation)], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "models:/tiny-quantized@champion-ort-cpu"], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return float(done.stdout)
 

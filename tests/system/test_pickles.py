@@ -151,11 +151,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, di
     good = str(write_job(root / "good.yaml", job))
     evil = str(write_job(root / "evil.yaml", tiny.job(source="models:/hostile/1")))
     denied = [{"name": "denied", "job": good}, {"name": "evil", "job": evil}]
-    answers = run_jobs(root / "state", root / "one", denied, QUANTGATE_ALLOWED_PICKLES="tiny,innocent/2,hostil,*")
+    answers = run_jobs(
+        root / "state", root / "one", denied, plain=True, QUANTGATE_ALLOWED_PICKLES="tiny,innocent/2,hostil,*"
+    )
     assert not (root / "canary").exists()
     extra = {"QUANTGATE_ALLOWED_PICKLES": "other, innocent/1,hostile", "AWS_SECRET_ACCESS_KEY": SECRET}
     calls = [{"name": "allowed", "job": good}, {"name": "seen", "job": evil}]
-    return root, answers | run_jobs(root / "state", root / "two", calls, **extra)
+    return root, answers | run_jobs(root / "state", root / "two", calls, plain=True, **extra)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
     """A state folder in which the runs below happened, one after the other."""
     root = tmp_path_factory.mktemp("world")
     state = root / "state"
-    register_models(state, tiny.model.parent)
+    register_models(state, tiny.model.parent, every=True)
     biased = dict(np.load(tiny.calibration))
     keep = biased["label"] != 2
     np.savez(root / "one_class_missing.npz", **{name: array[keep] for name, array in biased.items()})

@@ -64,9 +64,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, package: Path, tiny: Tiny) -
         {"name": "candidates", "arguments": ["candidates", str(call("default")["job"])]},
         {"name": "lint", "arguments": ["lint", str(tiny.model), "--target", "acme-npu"]},
     ]
-    answers = run_jobs(state, root / "with", calls, PYTHONPATH=str(package))
+    answers = run_jobs(state, root / "with", calls, plain=True, PYTHONPATH=str(package))
     back = {"name": "back", "command": "rollback", "model": "tiny", "target": "acme-npu"}
-    return World(state, answers, run_jobs(state, root / "without", [run, back]))
+    return World(state, answers, run_jobs(state, root / "without", [run, back], plain=True))
 
 
 def test_a_run_on_it_promotes(world: World) -> None:

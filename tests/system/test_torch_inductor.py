@@ -59,7 +59,7 @@ def test_pytorch_source_becomes_a_champion_that_torch_runs(tiny: Tiny, registere
     candidates = [f"{name}@torch-inductor" for name in names]
     job = tiny.job(source="models:/linear/1", target="torch-inductor", candidates=candidates, gates=gates)
     call: dict[str, object] = {"name": "run", "job": str(write_job(tmp_path / "job.yaml", job))}
-    answer = run_jobs(registered, tmp_path / "run", [call])["run"]
+    answer = run_jobs(registered, tmp_path / "run", [call], plain=True)["run"]
     assert answer.code == 0 and answer.result is not None, answer.said
     assert answer.result["outcome"] == "promoted" and answer.result["chosen"] == candidates[0]
     by_name = {one["name"]: one for one in answer.result["candidates"]}
@@ -89,7 +89,7 @@ def test_torch_cuda_promotes_what_its_kernels_cover(
     gates = {"min_speedup": None, "max_size_ratio": None, "min_coverage": 0.9}
     job = tiny.job(source="models:/linear/1", target=target, candidates=candidates, gates=gates)
     call: dict[str, object] = {"name": "run", "job": str(write_job(tmp_path / "job.yaml", job))}
-    answer = run_jobs(registered, tmp_path / "run", [call])["run"]
+    answer = run_jobs(registered, tmp_path / "run", [call], plain=True)["run"]
     assert answer.code == 0 and answer.result is not None, answer.said
     by_name = {one["name"].partition("@")[0]: one for one in answer.result["candidates"]}
     assert "fixed ranges" in by_name["int8-static-minmax-pc"]["refusal"]["reason"]

@@ -40,7 +40,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
     measurement: Any = tiny.job()["measurement"]
     job = tiny.job(source="models:/tiny/1", candidates=[CANDIDATE], measurement=measurement | {"batch_sizes": [1, 8]})
     call: dict[str, object] = {"name": "run", "job": str(write_job(root / "job.yaml", job))}
-    answer = run_jobs(root / "state", root / "runs", [call])["run"]
+    answer = run_jobs(root / "state", root / "runs", [call], plain=True)["run"]
     assert answer.result is not None and answer.result["outcome"] == "promoted", answer.said
     return root / "state"
 

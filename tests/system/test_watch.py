@@ -24,7 +24,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
     """A state folder with a champion, and what looks at it came to, in the order of the steps."""
     root = tmp_path_factory.mktemp("watch")
     state, traffic = root / "state", root / "traffic"
-    register_models(state, tiny.model.parent)
+    register_models(state, tiny.model.parent, every=True)
     (state / "jobs").mkdir()
     job = tiny.job(source="models:/tiny/1", watch={"traffic": str(traffic)})
     path = str(write_job(state / "jobs" / "tiny.yaml", job))

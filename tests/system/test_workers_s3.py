@@ -57,12 +57,11 @@ def started(stack: Stack, name: str, **extra: str) -> None:
     wait_until(lambda: "started!" in stack.said(name), process)
 
 
-def run(stack: Stack, name: str, job: Path, **extra: str) -> Answer:
-    """A run of this stack with a state folder of its own name."""
+def run(stack: Stack, name: str, job: Path, *, plain: bool = False, **extra: str) -> Answer:
+    """A run of this stack with a state folder of its own name; a `plain` one hands nothing to workers."""
     told = {key: value for key, value in stack.settings().items() if key.startswith(("PREFECT_", "QUANTGATE_W"))}
-    return run_jobs(stack.root / name, stack.root / f"{name}-runs", [{"name": name, "job": str(job)}], **told | extra)[
-        name
-    ]
+    call: dict[str, object] = {"name": name, "job": str(job)}
+    return run_jobs(stack.root / name, stack.root / f"{name}-runs", [call], plain=plain, **told | extra)[name]
 
 
 def by_name(answer: Answer) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def test_two_machines_come_to_what_one_comes_to(stack: Stack, job: Path) -> None
     there = stack.root / "there"
     started(stack, "worker", QUANTGATE_STATE=str(there), **shared)
     ours = run(stack, "here", job, QUANTGATE_DISPATCH="pools", **shared)
-    alone = run(stack, "alone", job)
+    alone = run(stack, "alone", job, plain=True)
     assert ours.result is not None and alone.result is not None, ours.said + alone.said
     assert (ours.code, ours.result["chosen"]) == (alone.code, alone.result["chosen"]) == (0, DYNAMIC)
     for name in (STATIC, DYNAMIC):
@@ -104,7 +103,7 @@ def test_nothing_is_made_again_by_a_third_machine(stack: Stack, job: Path) -> No
     (place,) = {path.name for path in (stack.root / "there").glob("store-*")}
     uri = next(line for line in _orders(stack) if line.startswith("s3://"))
     before = {kind: records(stack.root / "there", kind) for kind in ("variant", "accuracy", "coverage", "statistics")}
-    third = run(stack, "third", job, QUANTGATE_STORE=uri.removesuffix("/store"))
+    third = run(stack, "third", job, plain=True, QUANTGATE_STORE=uri.removesuffix("/store"))
     assert by_name(third).keys() == {STATIC, DYNAMIC}
     assert (stack.root / "third" / place).is_dir()
     for kind in ("variant", "accuracy", "coverage"):

@@ -141,5 +141,7 @@ def lock_digests() -> dict[str, str]:
 
 def installed_digest() -> str:
     """Return the sha256 of the names and versions of all installed distributions."""
-    found = sorted({f"{one.metadata['Name']}=={one.version}" for one in metadata.distributions()})
+    # Each access to `metadata` parses the whole file.
+    described = (one.metadata for one in metadata.distributions())
+    found = sorted({f"{one['Name']}=={one['Version']}" for one in described})
     return hashlib.sha256("\n".join(found).encode()).hexdigest()

@@ -55,8 +55,10 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
     check_source_graph(source, custom_operators=custom_operators)
     try:
         model = onnx.load(source)
-        for name, tensors in normalize(model).items():
-            add_note(model, "flattened", f"at its output {name}, now {', '.join(tensors)}")
+        outputs = [f"at its output {name}, now {', '.join(tensors)}" for name, tensors in normalize(model).items()]
+        if outputs:
+            # Keys of the metadata are unique.
+            add_note(model, "flattened", "; ".join(outputs))
         save_model(model, gathered)
     except (ValueError, OSError, onnx.checker.ValidationError) as error:
         raise SourceError(
