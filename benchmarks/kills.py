@@ -37,6 +37,8 @@ from fault_plant import ENDED, Plant
 from faults import CANDIDATES, bring_back, reference_of, restart, strike
 from stack import Stack
 
+from tasks.storage.files import delete, find_leftovers
+
 RESULTS = Path(__file__).parent / "results"
 # Each victim by how often it is chosen; a worker's death costs 90 s of waiting.
 VICTIMS = {"flow": 4, "child": 3, "prefect": 3, "mlflow": 3, "worker": 1}
@@ -126,6 +128,10 @@ def disturb(plant: Plant, reference: Reference, seed: int, usual_seconds: float)
     row["redone"] = sum(after.get(path) != stamp for path, stamp in kept.items())
     row["aliases_wrong"] = len(versions - {None, ending.alias}) + (ending.alias not in ending.digests)
     row["problems"] = problems_of(ending, reference, versions_before=0)
+    own = [path for path in find_leftovers(plant.state(name)) if path.is_relative_to(plant.state(name))]
+    for path in own:
+        delete(path)
+    row["leftovers"], row["leftovers_after_clean"] = len(own), sum(path.exists() for path in own)
     row["answers"] = ending.state == "Promoted" and champions_that_answer(plant, [name]) == {name}
     return row
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import urllib.error
 import urllib.request
 from importlib import metadata
@@ -13,6 +14,7 @@ from typing import Any
 from flows.service.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import database_file, registry_uri, state_folder, tracking_uri
+from tasks.storage.files import delete, find_leftovers, last_written
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
@@ -20,6 +22,8 @@ from validators.targets import target_names
 
 PACKAGES = ("quantgate", "prefect", "mlflow", "great-expectations", "torch")
 ANSWER_SECONDS = 5.0
+# Longer than any step works without writing.
+IDLE_SECONDS = 3600.0
 KEYS = ("target", "here", "why", "mend")
 
 
@@ -57,6 +61,24 @@ def diagnose_lightly() -> CommandAnswer:
         facts["state"] = f"{state} is not writable: set QUANTGATE_STATE, or correct its permissions"
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
     return CommandAnswer({"facts": facts, "state_is_usable": usable}, lines, EXIT_OK if usable else EXIT_INFRASTRUCTURE)
+
+
+def clean() -> CommandAnswer:
+    """Delete what killed processes left behind, if nothing was written to it for `IDLE_SECONDS`; list all of it."""
+    rows, found = [("Left behind", "MB", "Idle", "Now")], []
+    for path in find_leftovers(state_folder()):
+        idle, size = time.time() - last_written(path), sum(one.lstat().st_size for one in (path, *path.rglob("*")))
+        is_deleted = idle > IDLE_SECONDS
+        if is_deleted:
+            delete(path)
+        found.append({"path": str(path), "bytes": size, "idle_seconds": round(idle), "deleted": is_deleted})
+        now = (
+            "deleted"
+            if is_deleted
+            else f"kept: a process may still use it; idle for less than {IDLE_SECONDS / 60:.0f} min"
+        )
+        rows.append((str(path), f"{size / 1e6:.1f}", f"{idle / 60:.0f} min", now))
+    return CommandAnswer({"leftovers": found}, (Table(rows), *([] if found else ["nothing was left behind"])))
 
 
 def _surroundings(state: Path) -> dict[str, str]:

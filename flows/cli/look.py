@@ -62,17 +62,21 @@ def lint(
 
 def doctor(
     light: Annotated[bool, typer.Option("--light", help="Skip the targets: opens no session.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete what killed processes left behind.")] = False,
 ) -> CommandAnswer:
     """Show which targets run here, and how to fix the others.
 
     Also shows the state folder, disk space, versions, and whether the servers that the environment names answer. Exit
-    code 0: at least one target runs; 1: none. With `--light`, 0: the state folder is writable.
+    code 0: at least one target runs; 1: none. With `--light`, 0: the state folder is writable. With `--clean`, only lists and
+    deletes unfinished files of the state folder and temporary files, if nothing was written to them for an hour.
 
     Example: quantgate doctor
     """
-    from flows.cli.doctor import diagnose, diagnose_lightly
+    from flows.cli import doctor as report
 
-    return diagnose_lightly() if light else diagnose()
+    if clean:
+        return report.clean()
+    return report.diagnose_lightly() if light else report.diagnose()
 
 
 def status(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from validators.errors import StorageFull
 
 # Prefix of the folder in which an entry of the store is made, beside its destination.
 MAKING = ".making-"
+# Suffix of a file that is being written.
+WRITING = ".writing"
 # Databases of a first run and its logs; less would end in the middle of it.
 LEAST_FREE_MB = 64
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -50,7 +53,7 @@ def write_once(path: Path, write: Callable[[Path], object], mode: int = 0o666) -
 
 def _partial(path: Path, mode: int) -> Path:
     # Not `tempfile`: only the owner may read its files, but a shared folder has several users.
-    partial = path.with_name(f".{os.urandom(6).hex()}.writing")
+    partial = path.with_name(f".{os.urandom(6).hex()}{WRITING}")
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     return partial
 
@@ -132,6 +135,24 @@ def remove_leftovers(root: Path, older_than_seconds: float = OLD_SECONDS) -> int
             shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed
+
+
+def find_leftovers(state: Path) -> Iterator[Path]:
+    """Yield what killed processes left: unfinished entries and files below the state folder, this user's temporary ones."""
+    yield from sorted(state.glob(f"store*/*/{MAKING}*"))
+    yield from sorted(path for path in state.rglob(f".*{WRITING}") if MAKING not in str(path))
+    for path in sorted(Path(tempfile.gettempdir()).glob("quantgate-*")):
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.getuid() and not path.is_symlink():
+                yield path
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder; nothing happens if it is gone."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def last_written(path: Path) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from flows.cli.doctor import IDLE_SECONDS, clean
 from tasks.storage.files import OLD_SECONDS, remove_leftovers, write_once, write_whole
 
 
@@ -45,6 +47,32 @@ def test_a_maker_that_still_writes_keeps_its_folder(tmp_path: Path) -> None:
     os.utime(folder, (0, 0))
     assert remove_leftovers(tmp_path) == 0
     assert folder.exists()
+
+
+def test_doctor_deletes_what_is_idle_and_lists_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-made entries, half-written files, temporary folders; finished entries and those of others are not named."""
+    state, temporary = tmp_path / "state", tmp_path / "tmp"
+    monkeypatch.setenv("QUANTGATE_STATE", str(state))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    old = IDLE_SECONDS + 60
+    gone = [
+        write(state / "store" / "variant" / ".making-a" / "model.onnx", old),
+        write(temporary / "quantgate-x1" / "part", old),
+    ]
+    (state / "jobs").mkdir()
+    half = state / "jobs" / ".0a1b.writing"
+    half.write_text("x")
+    os.utime(half, (time.time() - old,) * 2)
+    kept = [
+        write(state / "store" / "variant" / ".making-b" / "model.onnx", IDLE_SECONDS - 60),
+        write(state / "store" / "variant" / "0f3c" / "record.json", old),
+        write(temporary / "another-x1" / "part", old),
+    ]
+    answer = clean()
+    assert not any(path.exists() for path in (*gone, half)) and all(path.exists() for path in kept)
+    told = {one["path"]: one["deleted"] for one in answer.document["leftovers"]}
+    assert told == dict.fromkeys(map(str, (*gone, half)), True) | {str(kept[0]): False}
+    assert [one["deleted"] for one in clean().document["leftovers"]] == [False]
 
 
 def test_a_store_that_is_not_there_has_none(tmp_path: Path) -> None:
