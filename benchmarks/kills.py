@@ -131,6 +131,7 @@ def disturb(plant: Plant, reference: Reference, seed: int, usual_seconds: float)
     own = [path for path in find_leftovers(plant.state(name)) if path.is_relative_to(plant.state(name))]
     for path in own:
         delete(path)
+    row["bundles"] = len(list(plant.state(name).glob("store*/evidence/*")))
     row["leftovers"], row["leftovers_after_clean"] = len(own), sum(path.exists() for path in own)
     row["answers"] = ending.state == "Promoted" and champions_that_answer(plant, [name]) == {name}
     return row

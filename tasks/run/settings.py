@@ -200,7 +200,7 @@ def prepare_environment(state: Path) -> None:
 
 
 def make_state_folder(state: Path) -> Path:
-    """Create the state folder if it does not exist, and return it.
+    """Create the state folder, for this user alone, if it does not exist, and return it.
 
     Raises:
         InfrastructureError: the folder cannot be created.
@@ -210,7 +210,8 @@ def make_state_folder(state: Path) -> Path:
 
 def _make_folder(path: Path, kind: str, variable: str) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        # Databases and logs are for this user alone; whoever shares a folder between users makes it so.
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InfrastructureError(
             found=f"{kind} {path}: {error.strerror or error}",
