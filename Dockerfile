@@ -20,13 +20,13 @@ RUN apt-get update \
 FROM python AS build-cpu
 WORKDIR /build
 ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 VIRTUAL_ENV=/opt/venv
-# Empty: torch from the package index, or from the folder of wheels that uv's configuration names.
+# Empty: torch from the folder of wheels that uv's configuration names. What its CPU build needs is in the lock, with hashes.
 ARG TORCH_BACKEND=cpu
 COPY requirements/uv.txt requirements/cpu.txt requirements/torch.txt requirements/
 RUN python -m venv /opt/venv \
     && /opt/venv/bin/pip install --require-hashes -r requirements/uv.txt \
     && /opt/venv/bin/uv pip install --require-hashes -r requirements/cpu.txt \
-    && /opt/venv/bin/uv pip install ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt \
+    && /opt/venv/bin/uv pip install --no-deps ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt \
     && /opt/venv/bin/uv pip uninstall uv
 
 FROM cuda AS build-gpu
@@ -43,7 +43,7 @@ COPY requirements/uv.txt requirements/gpu.txt requirements/torch.txt requirement
 RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --require-hashes -r requirements/uv.txt \
     && /opt/venv/bin/uv pip install --require-hashes -r requirements/gpu.txt \
-    && /opt/venv/bin/uv pip install ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt
+    && /opt/venv/bin/uv pip install --no-deps ${TORCH_BACKEND:+--torch-backend "$TORCH_BACKEND"} -r requirements/torch.txt
 COPY pyproject.toml ./
 # TensorRT is proprietary: an image with it is for whoever built it, and none that is published may have it.
 ARG TENSORRT=

@@ -13,11 +13,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tasks.workers.run_pool import PROCESS_TEMPLATE
 
@@ -397,3 +400,16 @@ def test_image_check_names_the_programs_that_it_lacks(tmp_path: Path) -> None:
     done = subprocess.run([script, tmp_path / "work"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "apt-get install podman mmdebstrap" in done.stderr, done.stderr
     assert not (tmp_path / "work").exists()
+
+
+def test_images_install_nothing_beside_the_locks() -> None:
+    """All with hashes but PyTorch, whose build depends on the machine; what it needs is locked, and it brings nothing else."""
+    installs = re.findall(r"uv pip install [^\n]*-r requirements/\S+", (ROOT / "Dockerfile").read_text())
+    assert len(installs) == 4
+    assert all("--require-hashes" in one or ("--no-deps" in one and one.endswith("torch.txt")) for one in installs)
+    needed = [Requirement(one) for one in metadata.requires("torch") or ()]
+    names = {canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    names = {name for name in names if not name.startswith(("nvidia-", "cuda-", "triton"))}
+    for lock in ("cpu", "gpu"):
+        locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / f"{lock}.txt").read_text(), re.MULTILINE))
+        assert len(names) >= 6 and names <= locked, names - locked
