@@ -19,6 +19,7 @@ from flows.service.serve import Ready
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import check_server
 from tasks.targets.catalog import absent_engines
+from validators.child_environment import run_environment
 from validators.errors import InfrastructureError, JobError
 from validators.records.run import Inventory
 from validators.targets import target_names
@@ -75,6 +76,9 @@ def serve_runs(state: Path, console: Console, ready: Ready) -> None:
 
 
 def _settle(state: Path) -> None:
+    # Runs get the environment of the worker that starts them.
+    for name in os.environ.keys() - run_environment(os.environ).keys():
+        del os.environ[name]
     # The worker does its work in a process with another working directory.
     os.environ["QUANTGATE_STATE"] = str(state)
     state.mkdir(parents=True, exist_ok=True)

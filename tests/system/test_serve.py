@@ -26,6 +26,8 @@ from conftest import Tiny
 from driving import environment
 from stack import answers, free_port, headers_of, listens, send, wait_until
 
+from flows.service.worker import _settle
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
@@ -216,6 +218,21 @@ def test_no_run_gets_the_secret_of_the_webhook(service: Service) -> None:
     (worker,) = [one for one in service.look() if "worker" in one.cmdline() and "flows.cli.app" in one.cmdline()]
     assert "PREFECT_API_AUTH_STRING" in worker.environ()
     assert "QUANTGATE_WEBHOOK_SECRET" not in worker.environ()
+
+
+def test_runs_get_the_variables_that_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a worker, before it takes work."""
+    given = {"DEPLOY_TOKEN": "x", "PREFECT_SERVER_API_AUTH_STRING": "a:b", "QUANTGATE_WEBHOOK_SECRET": "w"}
+    kept = {
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "PREFECT_API_AUTH_STRING": "a:b",
+        "QUANTGATE_HOOK_TABLE": "t",
+        "no_proxy": "h",
+    }
+    monkeypatch.setattr(os, "environ", os.environ | given | kept)
+    _settle(tmp_path / "state")
+    assert os.environ.items() >= kept.items() and not given.keys() & os.environ.keys()
+    assert os.environ["QUANTGATE_STATE"] == str(tmp_path / "state")
 
 
 def test_a_second_service_on_its_ports_says_so(service: Service) -> None:
