@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -70,10 +71,27 @@ def kind_of_file(path: Path) -> str:
         return "a text file in UTF-16"
     # The end of the head may split a multi-byte character.
     if b"\0" not in head and "\ufffd" not in head.decode("utf-8", errors="replace")[:-1]:
-        return "a JSON file" if head.lstrip()[:1] in (b"{", b"[") else "a text file"
+        return "a JSON file" if _begins_json(head.decode("utf-8", errors="replace")) else "a text file"
     if not any(byte < 32 and byte not in b"\t\r\n" for byte in head):
         return "a text file that is not in UTF-8"
     return "a file of an unknown kind"
+
+
+def _begins_json(head: str) -> bool:
+    """Return True if a text is an array or object of JSON, or the begin of one: a column of a CSV may be called `[a]`.
+
+    >>> [_begins_json(head) for head in ('[1, 2]', '[{"a": 1}, {"b', '{"a": 1}\\n{"a": 2}', '[a],b', '[1],[2]', 'a,b')]
+    [True, True, True, False, False, False]
+    """
+    text = head.strip()
+    if text[:1] not in ("[", "{"):
+        return False
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:
+        # A head that was cut off ends inside of a value.
+        return "Unterminated" in error.msg or (len(head) >= HEAD_BYTES and error.pos > len(text) - 32)
+    return end == len(text) or text[end] == "\n"
 
 
 def is_cut(path: Path) -> bool:
