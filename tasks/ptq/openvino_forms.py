@@ -12,6 +12,7 @@ profile, of an encoder and of a CNN.
 - Biases stay float: they are added to the sums in the kernel.
 - `-all`: products of two activations, such as queries and keys; and sums and concatenations of what integer kernels made, for
   those to come: both inputs of a residual sum, each with a scale of its own.
+- A tensor that is quantized for others and added to a convolution's result is read as integers by the sum, too.
 - Tables of embeddings: INT8 with a scale for each row, read as they are and made float row by row, as NNCF has them.
 - Products with a softmax stay in float, as NNCF has them for transformers: its small numbers lose most in 8 bits.
   On MiniLM-L6 (959 samples) accuracy was 0.753 with them, 0.757 without, and 0.758 without any product of two activations.
@@ -41,7 +42,7 @@ from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import FLOATS, FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
 from tasks.ptq.eight_bit.signs import has_negative_factors
-from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators
+from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators, operator_of
 from validators.job.candidate_name import RangeMethod
 
 SUMS = frozenset({"Add", "Concat"})
@@ -85,7 +86,7 @@ def place_for_openvino(
         nodes=tuple(node.name for node in graph.node if node.name in integer),
         left=left,
         outputs=frozenset(),
-        inputs=read_places(view, [*products, *sums], ()),
+        inputs=_with_residuals(view, products, read_places(view, [*products, *sums], ())),
         shares={},
         folded=frozenset(),
     )
@@ -143,6 +144,24 @@ def _why_float(view: GraphView, node: onnx.NodeProto) -> str:
         if has_negative_factors(view, tensor):
             return NEGATIVE
     return ""
+
+
+def _with_residuals(
+    view: GraphView, products: list[onnx.NodeProto], places: dict[str, set[tuple[str, int]]]
+) -> dict[str, set[tuple[str, int]]]:
+    """Return the places with those of quantized tensors that are added to a convolution's result.
+
+    OpenVINO adds such a tensor in the kernel of the convolution, and computes another function if the sum reads the float
+    tensor and a product its integers (`tests/unit/tasks/ptq/test_engine_answers.py`).
+    """
+    made = {node.output[0] for node in products if node.op_type in ("Conv", "ConvTranspose")}
+    found = {tensor: set(readers) for tensor, readers in places.items()}
+    for node in view.graph.node:
+        if operator_of(node) == "Add" and made.intersection(node.input):
+            for index, tensor in enumerate(node.input):
+                if tensor in found:
+                    found[tensor].add((node.name, index))
+    return found
 
 
 def _sums(

@@ -50,6 +50,25 @@ def apart(odd: Odd, variant: Variant) -> float:
         return distance(run(variant.path, batch, "basic"), runner.run(batch, ["y"])[0])
 
 
+def test_a_residual_sum_reads_the_integers_that_convolutions_read(tmp_path: Path) -> None:
+    """A tensor that is added to a convolution's result, and read by a convolution."""
+    w = {f"w{i}": draw(4, 4, 3, 3, seed=i) / 6 for i in range(2)}
+    w |= {"w2": draw(64, 64, seed=2) / 8, "image": np.array([-1, 4, 4, 4])}
+    nodes = [
+        node("Reshape", ["x", "image"], ["i"], name="image"),
+        node("Conv", ["i", "w0"], ["h"], pads=[1, 1, 1, 1], name="first"),
+        node("Conv", ["h", "w1"], ["c"], pads=[1, 1, 1, 1], name="second"),
+        node("Add", ["c", "h"], ["sum"], name="residual"),
+        node("Flatten", ["sum"], ["flat"], name="flat"),
+        node("MatMul", ["flat", "w2"], ["y"], name="last"),
+    ]
+    odd = odd_of(model_of(nodes, w), tmp_path)
+    variant = made(odd, STATIC, tmp_path)
+    assert variant.changes["nodes in INT8"] == 3
+    assert apart(odd, variant) < 0.03
+    assert not any("another function" in note for note in variant.notes)
+
+
 @pytest.mark.parametrize("kind", ["Mul", "Div", "LayerNormalization"])
 def test_factors_of_both_signs_are_computed_as_written(tmp_path: Path, kind: str) -> None:
     """In INT8, with the signs in the weights."""
