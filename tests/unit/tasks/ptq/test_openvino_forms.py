@@ -92,24 +92,26 @@ def places(graph: onnx.GraphProto, **options: Any) -> set[tuple[str, str]]:
 
 
 CONVOLUTIONS = {("first", "x"), ("second", "relu"), ("third", "clipped")}
+# What is added to the result of a convolution, and quantized for another one.
+ADDED = {("sum", "relu"), ("last", "clipped")}
 
 
 def test_products_with_constant_weights_read_integers() -> None:
-    """Inputs alone, whatever the bias; nothing where they write."""
-    assert places(residual(), every_operator=False) == CONVOLUTIONS
+    """Inputs alone, whatever the bias; nothing where they write; and what a convolution's kernel adds, as others read it."""
+    assert places(residual(), every_operator=False) == CONVOLUTIONS | ADDED
     assert places(attention(), every_operator=False) == {("queries", "x")}
 
 
 def test_a_residual_sum_reads_integers_on_both_sides_if_one_is_made_of_it() -> None:
-    """The first sum does; not those of a constant, or that no integer kernel reads."""
-    assert places(residual(), every_operator=True) == CONVOLUTIONS | {("sum", "second"), ("sum", "relu")}
+    """The first sum does; the result of `third` stays float, as no integer kernel reads the last sum."""
+    assert places(residual(), every_operator=True) == CONVOLUTIONS | ADDED | {("sum", "second")}
 
 
-def test_a_sum_with_what_no_integer_kernel_made_stays_float() -> None:
-    """The input itself is one side of it."""
+def test_a_sum_with_what_no_integer_kernel_made_is_float() -> None:
+    """The input itself is one side of it, and is read as the convolution reads it."""
     nodes = [op("Conv", "x w", "first"), op("Add", "first x", "sum"), op("Conv", "sum w", "y")]
     graph = graph_of(nodes, {"w": draw(4, 4, 1, 1)}, 4, 8, 8)
-    assert places(graph, every_operator=True) == {("first", "x"), ("y", "sum")}
+    assert places(graph, every_operator=True) == {("first", "x"), ("sum", "x"), ("y", "sum")}
 
 
 def test_products_of_activations_read_integers_with_all() -> None:
