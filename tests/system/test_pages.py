@@ -13,7 +13,7 @@ from conftest import Tiny
 from deployed import Service
 from page_checks import View, missing_pictures, visit
 from playwright.sync_api import Browser, Locator, Page, expect
-from stack import Stack, wait_until
+from stack import AUTH, Stack, wait_until
 
 STATIC = "int8-static-minmax-pc@ort-cpu"
 pytestmark = pytest.mark.slow
@@ -41,6 +41,8 @@ def chromium() -> Iterator[Browser]:
 def tab(chromium: Browser, service: Service, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A fresh page of Prefect's; what it showed when a test failed is kept."""
     with page(chromium, service.stack.root / f"{request.node.name}.png") as opened:
+        opened.goto(f"{service.site}/sign-in#{AUTH}")
+        opened.get_by_text("Active Work Pools").wait_for()
         yield opened
 
 
