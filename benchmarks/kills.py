@@ -63,7 +63,7 @@ def load(is_loaded: bool) -> Iterator[None]:
 def kill(plant: Plant, victim: str, flow_run: str, rng: np.random.Generator) -> str:
     """Kill a victim, and return which it was: a run without a process, or without children, has none to kill."""
     if victim in ("prefect", "mlflow"):
-        strike(plant, victim, flow_run)  # type: ignore[arg-type]
+        strike(plant, victim, flow_run)  # type: ignore[arg-type]  # a text that was just compared
         return victim
     with contextlib.suppress(ValueError, ProcessLookupError, psutil.NoSuchProcess):
         pid = plant.pid(flow_run)
@@ -120,7 +120,7 @@ def disturb(plant: Plant, reference: Reference, seed: int, usual_seconds: float)
                 row["kills"].append({"what": killed, "in": state, "after_s": round(time.monotonic() - start, 1)})
                 if killed in ("prefect", "mlflow", "worker"):
                     time.sleep(rng.uniform(0, 5))
-                    restart(plant, killed)  # type: ignore[arg-type]
+                    restart(plant, killed)  # type: ignore[arg-type]  # likewise
                 versions.add(plant.alias(name))
         settled(plant, flow_run, row, 900.0)
     ending, after = ending_of(plant, name, flow_run), entries(plant.state(name))

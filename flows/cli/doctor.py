@@ -148,7 +148,7 @@ def _prefect() -> str:
 def _open_to_all(address: str) -> str:
     """Return a warning if a Prefect server answers callers without a password."""
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/admin/version", timeout=ANSWER_SECONDS):  # noqa: S310
+        with urllib.request.urlopen(f"{address.rstrip('/')}/admin/version", timeout=ANSWER_SECONDS):  # noqa: S310  # as below
             return "; without a password: whoever reaches it can run code on its workers (docs/service.md)"
     except (OSError, ValueError):
         return ""

@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect.settings import get_current_settings
+from prefect.workers.process import ProcessWorker
 from rich.console import Console
 
 from tasks.run.prefect_server import server_client
 from tasks.run.settings import check_server
 from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
-from tasks.workers.run_pool import POD_START_SECONDS, START_SECONDS, apply_pool, stuck_automation, zombie_automation
+from tasks.workers.run_pool import (
+    POD_START_SECONDS,
+    POOL,
+    START_SECONDS,
+    apply_pool,
+    stuck_automation,
+    zombie_automation,
+)
 
 
 def deploy(console: Console, job_template: Path | None = None, runs: int | None = None) -> list[DeployedObject]:
@@ -25,7 +33,8 @@ def deploy(console: Console, job_template: Path | None = None, runs: int | None 
         done = [_print(console, made) for made in apply_pool(client, job_template, runs)]
         done += [_print(console, made) for made in apply_deployments(client, deployment_file())]
         ours = [made.deployment for made in done if made.deployment]
-        start_seconds = POD_START_SECONDS if job_template else START_SECONDS
+        is_here = client.read_work_pool(POOL).type == ProcessWorker.type
+        start_seconds = START_SECONDS if is_here else POD_START_SECONDS
         automations = (zombie_automation(ours), stuck_automation(ours, start_seconds))
         return [*done, *(_print(console, apply_automation(client, one)) for one in automations)]
 

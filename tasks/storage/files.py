@@ -73,9 +73,10 @@ def room_in(*folders: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if full := disk_error(error, *folders):
-            raise full from error
-        raise
+        full = disk_error(error, *folders)
+        if full is None or full is error:
+            raise
+        raise full from error
 
 
 def check_room(*folders: Path) -> None:
