@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import psutil
 import typer
 
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save
-from stack import BUCKET, Stack, wait_until
+from stack import AUTH, BUCKET, Stack, headers_of, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 RESULTS = HERE / "results"
@@ -196,18 +196,18 @@ def _load(stack: Stack, clients: int) -> dict[str, Any]:
         while True:
             started = time.monotonic()
             try:
-                answer = stack.ask(path, body)
-            except urllib.error.HTTPError as error:
-                # What Prefect's own client waits for and asks again: the database was locked for too long.
-                if error.code != 503:
-                    raise
+                answer = httpx.post(f"{stack.api}{path}", json=body, headers=headers_of(AUTH), timeout=30)
+            except httpx.TimeoutException:
+                silent.append(path)
+                continue
+            # What Prefect's own client waits for and asks again: the database was locked for too long.
+            if answer.status_code == 503:
                 busy.append(path)
                 time.sleep(0.5)
-            except TimeoutError:
-                silent.append(path)
-            else:
-                taken.append(time.monotonic() - started)
-                return answer
+                continue
+            answer.raise_for_status()
+            taken.append(time.monotonic() - started)
+            return answer.json()
 
     def life(_: int) -> int:
         ended = 0

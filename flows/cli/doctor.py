@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import urllib.error
-import urllib.request
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from flows.service.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
@@ -148,19 +148,18 @@ def _prefect() -> str:
 def _open_to_all(address: str) -> str:
     """Return a warning if a Prefect server answers callers without a password."""
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/admin/version", timeout=ANSWER_SECONDS):  # noqa: S310  # as below
-            return "; without a password: whoever reaches it can run code on its workers (docs/service.md)"
-    except (OSError, ValueError):
+        answer = httpx.get(f"{address.rstrip('/')}/admin/version", timeout=ANSWER_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL):
         return ""
+    if not answer.is_success:
+        return ""
+    return "; without a password: whoever reaches it can run code on its workers (docs/service.md)"
 
 
 def _asked(address: str) -> str:
     """Return in words whether a server answers, and what to check if it does not."""
     try:
-        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS):  # noqa: S310  # the user's own setting
-            return "answers"
-    except urllib.error.HTTPError as error:
-        return f"answers with status {error.code}"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return f"does not answer ({reason}): check the address, and that the server runs"
+        answer = httpx.get(f"{address.rstrip('/')}/health", timeout=ANSWER_SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"does not answer ({error}): check the address, and that the server runs"
+    return "answers" if answer.is_success else f"answers with status {answer.status_code}"

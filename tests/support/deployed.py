@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from stack import Stack, wait_until
 
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -89,11 +86,9 @@ class Service:
 
     def registry(self, place: str, body: dict[str, Any] | None = None, **query: str) -> Any:
         """What MLflow answers."""
-        url = f"{self.stack.registry}/{place}?{urllib.parse.urlencode(query)}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        method = "GET" if body is None else "POST"
+        answer = httpx.request(method, f"{self.stack.registry}/{place}", params=query, json=body, timeout=60)
+        return answer.raise_for_status().json()
 
     def record(self, run: str) -> dict[str, Any]:
         """The parent run in MLflow of a flow run: its info, and its tags by name."""
@@ -118,7 +113,7 @@ class Service:
         """The version that the alias of a source's champion on ort-cpu names."""
         try:
             found = self.registry("api/2.0/mlflow/registered-models/get", name=f"{name}-quantized")["registered_model"]
-        except urllib.error.HTTPError:
+        except httpx.HTTPStatusError:
             return None
         aliases = {alias["alias"]: str(alias["version"]) for alias in found.get("aliases", [])}
         return aliases.get("champion-ort-cpu")

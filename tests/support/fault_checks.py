@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from fault_plant import ALIAS, Plant
 
 # Kinds of entries that a run has the same number of, whoever was champion before; under another key, one would be made twice.
@@ -140,8 +138,5 @@ def _runs(plant: Plant, condition: str) -> list[dict[str, Any]]:
 def _rows(plant: Plant, run: dict[str, Any], artifact: str) -> int:
     """How many rows a table of a run has; none where there is no table."""
     url = f"{plant.stack.registry}/get-artifact?path={artifact}&run_uuid={run['id']}"
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return len(json.load(answer)["data"])
-    except urllib.error.HTTPError:  # MLflow answers 500 for a file that is not there
-        return 0
+    answer = httpx.get(url, timeout=60)  # MLflow answers 500 for a file that is not there
+    return len(answer.json()["data"]) if answer.is_success else 0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from conftest import Tiny
 from registry_gate import Gate
 from stack import BUCKET, Stack, free_port, wait_until
@@ -163,19 +160,12 @@ class Plant:
     def ask_registry(self, method: str, path: str, body: dict[str, Any] | None = None, **query: str) -> Any:
         """What MLflow's own API answers; None for what is not there."""
         url = f"{self.stack.registry}/api/2.0/mlflow/{path}"
-        if query:
-            url += "?" + urllib.parse.urlencode(query)
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            said = error.read().decode()
-            # So it says of an alias that a model does not have.
-            if error.code == 404 or "not found" in said:
-                return None
-            raise AssertionError(said) from error
+        answer = httpx.request(method, url, params=query, json=body, timeout=60)
+        # So it says of an alias that a model does not have.
+        if answer.status_code == 404 or (answer.is_error and "not found" in answer.text):
+            return None
+        assert answer.is_success, answer.text
+        return answer.json()
 
     def alias(self, name: str) -> str | None:
         """The version that the champion of a model's variants is."""

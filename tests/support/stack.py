@@ -15,14 +15,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from databases import lend_mlflow, lend_prefect
 from driving import environment
 
@@ -54,26 +53,24 @@ def listens(port: int) -> bool:
 def answers(url: str) -> bool:
     """Whether a server answers there, were it with a refusal."""
     try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except OSError:
+        return httpx.get(url, timeout=5).status_code < 500
+    except httpx.HTTPError:
         return False
 
 
-def send(request: urllib.request.Request) -> bytes:
-    """Return the body of the answer of Prefect; repeat on 503, its answer while SQLite is locked (as its client does)."""
+def send(method: str, url: str, auth: str, body: object = None) -> Any:
+    """Return what Prefect answers, or None.
+
+    It repeats on 503, Prefect's answer while SQLite is locked (as its client does). Any other refusal raises
+    httpx.HTTPStatusError, whose answer is read: it holds no socket.
+    """
     for wait_s in (1, 2, 4, 8):
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                body: bytes = answer.read()
-                return body
-        except urllib.error.HTTPError as error:
-            if error.code != 503:
-                raise
-            time.sleep(wait_s)
-    raise AssertionError(f"four times 503 from {request.full_url}")
+        answer = httpx.request(method, url, json=body, headers=headers_of(auth), timeout=30)
+        if answer.status_code != 503:
+            answer.raise_for_status()
+            return answer.json() if answer.content else None
+        time.sleep(wait_s)
+    raise AssertionError(f"four times 503 from {url}")
 
 
 def wait_until(
@@ -313,10 +310,7 @@ class Stack:
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         """What the Prefect server answers."""
-        data = None if method == "GET" else json.dumps(body or {}).encode()
-        request = urllib.request.Request(f"{self.api}{path}", data, headers_of(AUTH), method=method)
-        text = send(request)
-        return json.loads(text) if text else None
+        return send(method, f"{self.api}{path}", AUTH, None if method == "GET" else body or {})
 
 
 def headers_of(auth: str) -> dict[str, str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from stack import AUTH, Stack, answers, headers_of, send, wait_until
+from stack import AUTH, Stack, answers, send, wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET, OLDER_SECRET = "a-secret-of-the-tests", "an-older-secret-of-theirs"
@@ -73,7 +71,7 @@ def events(stack: Stack) -> list[dict[str, Any]]:
     page = stack.ask("/events/filter", {"filter": {"event": {"name": [EVENT]}}, "limit": 50})
     found: list[dict[str, Any]] = page["events"]
     while page["next_page"]:
-        page = json.loads(send(urllib.request.Request(page["next_page"], headers=headers_of(AUTH))))
+        page = send("GET", page["next_page"], AUTH)
         found += page["events"]
     return found
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from browser import browser, page
@@ -78,9 +76,8 @@ class Service:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return what Prefect answers to a POST, or without a body to a GET."""
-        data = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.ports['prefect']}/api{path}"
-        return json.loads(send(urllib.request.Request(url, data, headers_of(self.auth))))
+        return send("GET" if body is None else "POST", url, self.auth, body)
 
     @property
     def auth(self) -> str:
@@ -112,9 +109,9 @@ def test_it_prints_where_things_are_and_prepares_its_folder(service: Service) ->
     """Both pages answer there; the folder of jobs; secrets for their user alone, and nowhere else."""
     addresses = dict(re.findall(r"^(MLflow|Prefect) +(http://127.0.0.1:\d+)$", service.said(), re.MULTILINE))
     assert addresses.keys() == {"MLflow", "Prefect"} and all(answers(url) for url in addresses.values())
-    with urllib.request.urlopen(f"{addresses['Prefect']}/ui-settings", timeout=30) as answer:
-        # What the pages ask, which is another port unless they are told.
-        assert json.load(answer)["api_url"] == f"{addresses['Prefect']}/api"
+    # What the pages ask, which is another port unless they are told.
+    settings = httpx.get(f"{addresses['Prefect']}/ui-settings", timeout=30).json()
+    assert settings["api_url"] == f"{addresses['Prefect']}/api"
     state = service.root / "state"
     assert (state / "jobs").is_dir()
     secrets = {path.name: path.read_text() for path in (state / "secrets").iterdir()}
@@ -141,8 +138,8 @@ def test_a_run_that_is_asked_for_by_the_api_runs(service: Service, tiny: Tiny) -
     assert (state["type"], state["name"]) == ("COMPLETED", "Winner"), state["message"]
     assert list((service.root / "state" / "store" / "variant").glob("[0-9a-f]*/record.json"))
     search = f"http://127.0.0.1:{service.ports['mlflow']}/api/2.0/mlflow/experiments/search?max_results=10"
-    with urllib.request.urlopen(search, timeout=30) as answer:
-        assert "quantgate" in {one["name"].partition("/")[0] for one in json.load(answer)["experiments"]}
+    experiments = httpx.get(search, timeout=30).json()["experiments"]
+    assert "quantgate" in {one["name"].partition("/")[0] for one in experiments}
 
     def is_heard() -> bool:
         found = {
@@ -200,18 +197,16 @@ def test_a_caller_without_the_password_or_of_another_host_is_refused(
 ) -> None:
     sent = headers if status == 401 else headers_of(service.auth) | headers
     url = f"http://127.0.0.1:{service.ports['prefect']}/api/deployments/filter"
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(url, b"{}", sent), timeout=30)
-    assert refused.value.code == status
+    assert httpx.post(url, json={}, headers=sent).status_code == status
 
 
 @pytest.mark.parametrize("name", ["command", "env", "working_dir", "stream_output", "anything"])
 def test_a_caller_sets_no_job_variable(service: Service, name: str) -> None:
     deployment = service.ask("/deployments/name/rollback/on-demand")["id"]
     body = {"parameters": {"model": "m", "target": "ort-cpu"}, "job_variables": {name: {} if name == "env" else "true"}}
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(httpx.HTTPStatusError) as refused:
         service.ask(f"/deployments/{deployment}/create_flow_run", body)
-    assert refused.value.code == 422 and name in refused.value.read().decode()
+    assert refused.value.response.status_code == 422 and name in refused.value.response.text
 
 
 def test_no_run_gets_the_secret_of_the_webhook(service: Service) -> None:
