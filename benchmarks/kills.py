@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py --kills 1000
 
-Real servers on PostgreSQL and S3, a worker, and small runs that promote. Up to four times in a run SIGKILL ends something: the
+Real servers on PostgreSQL and S3, a worker, and small runs that promote. Up to eight times in a run SIGKILL ends something: the
 process of the run, one of its children, the worker with its run, Prefect's or MLflow's server. Every second run shares the
 processors with programs that compute. Each killed program is started again, and a run that ended otherwise is retried, as an
 operator would. `benchmarks/results/kills.json` has a row a run; runs that are there already stay.
@@ -42,7 +42,7 @@ from tasks.storage.files import delete, find_leftovers
 RESULTS = Path(__file__).parent / "results"
 # Each victim by how often it is chosen; a worker's death costs 90 s of waiting.
 VICTIMS = {"flow": 4, "child": 3, "prefect": 3, "mlflow": 3, "worker": 1}
-MOST_KILLS, RETRIES = 4, 8
+MOST_KILLS, RETRIES = 8, 12
 # Prefect looks at a dead process twice; its second look would crash a run that is retried before.
 BEFORE_RETRY_SECONDS = 25.0
 
