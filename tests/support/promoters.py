@@ -44,7 +44,7 @@ WRITES = (
     "delete_registered_model_alias",
 )
 # What a promotion came to, by how its process ended.
-ENDS = {0: "promoted", 10: "ChampionMoved", 11: "VersionUnsound", 12: "InfrastructureError", -9: "killed"}
+ENDS = {0: "promoted", 10: "ChampionMoved", 11: "VersionUnsound", 12: "InfrastructureError", 13: "interrupted", -9: "killed"}
 # Writes of a promotion: model, version, description, verified, staging, moving, alias, staging, done.
 LAST, ALIAS_WRITE = 9, 7
 BATCH = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
@@ -176,6 +176,8 @@ def fork(act: Callable[[], Any]) -> int:
     except InfrastructureError as error:
         print(f"{type(error).__name__}: {error.found}", file=sys.stderr)
         code = {ChampionMoved: 10, VersionUnsound: 11}.get(type(error), 12)
+    except KeyboardInterrupt:
+        code = 13
     except BaseException:
         traceback.print_exc()
     finally:
@@ -227,6 +229,11 @@ def refuse(root: Path) -> None:
     raise MlflowException("planted", INTERNAL_ERROR)
 
 
+def interrupt(root: Path) -> None:
+    """Somebody presses Ctrl-C, or Prefect turns SIGTERM into an exception."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def damage(root: Path) -> None:
     """A byte of the stored artifact changes."""
     path = root / "model-3.0" / "artifacts" / "variant" / "model.onnx"
@@ -275,6 +282,8 @@ def faults(folder: Path, only: str = "") -> None:
         ("move", move, False),
         ("refuse", refuse, False),
         ("down", refuse, True),
+        ("interrupt", interrupt, False),
+        ("interrupt again", interrupt, True),
         ("damage", damage, False),
     ):
         for at in range(1, LAST + 2):

@@ -50,7 +50,7 @@ def variants(state: dict[str, Any]) -> dict[str, Any]:
 def test_every_write_of_a_promotion_had_its_fault(lines: list[dict[str, Any]]) -> None:
     """And after the last write there was none left to come before."""
     assert LAST == 9
-    for fault in ("kill", "refuse", "down"):
+    for fault in ("kill", "refuse", "down", "interrupt", "interrupt again"):
         assert ["promoted" if line["first"] == "promoted" else "not" for line in of(lines, fault)] == [
             *["not"] * LAST,
             "promoted",
@@ -68,26 +68,30 @@ def test_one_retry_after_any_fault_ends_as_if_nothing_had_happened(lines: list[d
         assert {version["phase"] for version in end["versions"].values()} <= AT_REST, line
 
 
-@pytest.mark.parametrize("fault", ["kill", "refuse", "down"])
+@pytest.mark.parametrize("fault", ["kill", "refuse", "down", "interrupt", "interrupt again"])
 def test_a_version_that_is_whole_is_taken_up_and_not_registered_twice(lines: list[dict[str, Any]], fault: str) -> None:
     for line in of(lines, fault):
         assert line["end"]["aliases"] == {CHAMPION: 3}, line
         assert set(variants(line["end"])) == {"3"} and line["end"]["versions"]["3"]["previous"] == "2", line
 
 
-def test_killed_anywhere_the_alias_points_to_something_whole(lines: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("fault", ["kill", "interrupt again"])
+def test_killed_anywhere_the_alias_points_to_something_whole(lines: list[dict[str, Any]], fault: str) -> None:
     """To the version before, or to one that had been read back, loaded and asked."""
-    for line in of(lines, "kill"):
+    for line in of(lines, fault):
         expected = 3 if line["at"] > ALIAS_WRITE else 2
         assert line["left"]["aliases"][CHAMPION] == expected, line
         phases = {version["phase"] for version in variants(line["left"]).values()}
         assert line["at"] <= ALIAS_WRITE or phases <= {"moving", "done"}, line
 
 
-def test_a_failure_leaves_the_old_champion_and_says_where_it_ended(lines: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("fault", "first"), [("refuse", "InfrastructureError"), ("interrupt", "interrupted")])
+def test_a_failure_leaves_the_old_champion_and_says_where_it_ended(
+    lines: list[dict[str, Any]], fault: str, first: str
+) -> None:
     """Even one after the alias had moved: it is put back."""
-    for line in of(lines, "refuse")[:LAST]:
-        assert line["first"] == "InfrastructureError"
+    for line in of(lines, fault)[:LAST]:
+        assert line["first"] == first
         assert line["left"]["aliases"] == {CHAMPION: 2}, line
         phases = [version["phase"] for version in variants(line["left"]).values()]
         assert phases == ([] if line["at"] < 3 else ["interrupted"]), line
