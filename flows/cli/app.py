@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,6 +125,8 @@ def main() -> None:
         os._exit(code)
 
     atexit.register(leave)
+    # A container or a CI that stops sends SIGTERM; as Ctrl-C it ends the command's children and records what ended the run.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except SystemExit as end:

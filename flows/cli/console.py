@@ -159,9 +159,9 @@ def unexpected(error: Exception) -> QuantgateError:
 
 
 def interrupted() -> Interrupted:
-    """Return the error for Ctrl-C, with the command that resumes the work."""
+    """Return the error for Ctrl-C or SIGTERM, with the command that resumes the work."""
     return Interrupted(
-        found="Ctrl-C before the command finished",
+        found="Ctrl-C or SIGTERM before the command finished",
         expected="the command to finish",
         fix=f"to resume, run it again; finished work is kept: {command_line()}",
     )

@@ -204,7 +204,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
 
 
 def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:
-    """Write the files and return the result document for an error or Ctrl-C."""
+    """Write the files and return the result document for an error, Ctrl-C or SIGTERM."""
     error = (
         interrupted()
         if isinstance(raised, KeyboardInterrupt)

@@ -44,7 +44,14 @@ WRITES = (
     "delete_registered_model_alias",
 )
 # What a promotion came to, by how its process ended.
-ENDS = {0: "promoted", 10: "ChampionMoved", 11: "VersionUnsound", 12: "InfrastructureError", 13: "interrupted", -9: "killed"}
+ENDS = {
+    0: "promoted",
+    10: "ChampionMoved",
+    11: "VersionUnsound",
+    12: "InfrastructureError",
+    13: "interrupted",
+    -9: "killed",
+}
 # Writes of a promotion: model, version, description, verified, staging, moving, alias, staging, done.
 LAST, ALIAS_WRITE = 9, 7
 BATCH = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}

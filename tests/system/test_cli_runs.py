@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,10 +266,18 @@ def test_names_of_several_runs_and_runs_without_files_are_refused(tmp_path: Path
         recorded_job(client, RUN)
 
 
-def test_ctrl_c_leaves_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path: Path) -> None:
-    """SIGINT to the whole group, as a terminal sends it, once the first variant is made."""
+def test_signals_leave_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path: Path) -> None:
+    """SIGTERM, as a container sends it; then SIGINT to the whole group, as a terminal sends it, once a variant is made."""
     state = tmp_path / "state"
     write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, INT4]))
+    interrupt(state, tmp_path, "calibration-verdict", lambda pid: os.kill(pid, signal.SIGTERM))
+    interrupt(state, tmp_path, "variant", lambda pid: os.killpg(pid, signal.SIGINT))
+    answers = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "arguments": ["run", f"{tmp_path}/job.yaml"]}])
+    assert answers["resumed"].code == 0 and "(from the store)" in answers["resumed"].said, answers["resumed"].said
+
+
+def interrupt(state: Path, folder: Path, kind: str, send: Callable[[int], None]) -> None:
+    """Run the job of a folder, and send a signal once the store has an entry of a kind."""
     command = [str(Path(sys.executable).with_name("quantgate")), "run", "job.yaml", "--json"]
     process = subprocess.Popen(
         command,
@@ -276,22 +285,20 @@ def test_ctrl_c_leaves_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         start_new_session=True,
         # A shell without job control starts background processes, such as these tests, with SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 300
-    while not list((state / "store" / "variant").glob("[0-9a-f]*/record.json")):
+    while not list((state / "store" / kind).glob("[0-9a-f]*/record.json")):
         assert process.poll() is None, "the run ended before it could be interrupted"
-        assert time.monotonic() < deadline, "no variant was made in five minutes"
+        assert time.monotonic() < deadline, f"no {kind} was made in five minutes"
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err, err
     error = json.loads(out)["error"]
     assert error["kind"] == "Interrupted" and error["fix"] in err
     resume = error["fix"].rpartition(": ")[2]
     assert resume == "quantgate run job.yaml --json"
-    answers = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "arguments": ["run", f"{tmp_path}/job.yaml"]}])
-    assert answers["resumed"].code == 0 and "(from the store)" in answers["resumed"].said, answers["resumed"].said
