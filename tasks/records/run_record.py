@@ -47,9 +47,10 @@ MANY_CONFIRMATIONS = 10
 
 @contextmanager
 def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
-    """Open the parent run in MLflow and yield its id. It is marked FAILED if the block raises; else `close_run` ends it.
+    """Open the parent run in MLflow and yield its id. `close_run` ends it, unless the block raises.
 
-    A flow run that was suspended or retried continues with its earlier parent run.
+    Then it is marked FAILED, or KILLED if a signal ended the run. A flow run that was suspended or
+    retried continues with its earlier parent run.
     """
     record = open_run(run, kind)
     try:
@@ -57,8 +58,9 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
             yield record
     except PrefectSignal:
         raise
-    except BaseException:
-        _abandon(run, record)
+    except BaseException as error:
+        # Anything else is a signal: Ctrl-C, or SIGTERM, by which Prefect cancels a run too.
+        _abandon(run, record, "FAILED" if isinstance(error, Exception) else "KILLED")
         raise
 
 
@@ -240,10 +242,10 @@ def _close_others(client: MlflowClient, run_id: str) -> None:
     close_candidates(client, record.info.experiment_id, run_id)
 
 
-def _abandon(run: Run, run_id: str) -> None:
-    """Mark the parent run as FAILED after an error, if the registry still answers."""
+def _abandon(run: Run, run_id: str, status: str) -> None:
+    """Give the parent run its last status after an error, if the registry still answers."""
     with connect(run.tracking_uri) as client, suppress(Exception):
-        client.set_terminated(run_id, "FAILED")
+        client.set_terminated(run_id, status)
         _close_others(client, run_id)
 
 

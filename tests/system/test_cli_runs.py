@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -274,6 +276,10 @@ def test_signals_leave_a_run_that_the_same_command_resumes(tiny: Tiny, tmp_path:
     interrupt(state, tmp_path, "variant", lambda pid: os.killpg(pid, signal.SIGINT))
     answers = run_jobs(state, tmp_path / "runs", [{"name": "resumed", "arguments": ["run", f"{tmp_path}/job.yaml"]}])
     assert answers["resumed"].code == 0 and "(from the store)" in answers["resumed"].said, answers["resumed"].said
+    with contextlib.closing(sqlite3.connect(state / "mlflow.db")) as database:
+        nested = "SELECT run_uuid FROM tags WHERE key = 'mlflow.parentRunId'"
+        query = f"SELECT status FROM runs WHERE run_uuid NOT IN ({nested}) ORDER BY start_time"  # constants
+        assert [status for (status,) in database.execute(query)] == ["KILLED", "KILLED", "FINISHED"]
 
 
 def interrupt(state: Path, folder: Path, kind: str, send: Callable[[int], None]) -> None:
