@@ -52,6 +52,9 @@ def connect(tracking_uri: str) -> Iterator[MlflowClient]:
     """Yield a client of the tracking store and of the registry, which `MLFLOW_REGISTRY_URI` may place elsewhere.
 
     MLflow's global URIs are set too, for the calls that only use those.
+
+    Raises:
+        InfrastructureError: a database cannot be opened, or another version of MLflow wrote it.
     """
     import mlflow
 
@@ -63,7 +66,8 @@ def connect(tracking_uri: str) -> Iterator[MlflowClient]:
         # MLflow writes it into the environment, where the next call would take it for the user's setting.
         if told is None:
             os.environ.pop(_REGISTRY, None)
-    yield mlflow.MlflowClient(tracking_uri, registry)
+    # A database is opened here, a server is not.
+    yield registry_call(mlflow.MlflowClient, tracking_uri, registry)
 
 
 def warn_of_local_locks(state: Path) -> None:
@@ -166,6 +170,14 @@ def quiet_mlflow() -> Iterator[None]:
 
 
 def _failure(error: Exception) -> InfrastructureError:
+    said = str(error)
+    if "database schema" in said:
+        return InfrastructureError(
+            found=f"the MLflow database was written by another version of MLflow: {said.partition('. ')[0]}",
+            expected="a database of the installed version of MLflow",
+            fix="back it up; after an upgrade run `mlflow db upgrade URI`; after a downgrade install the later version of "
+            "quantgate again, or restore the backup from before the upgrade",
+        )
     return disk_error(error, *written_folders()) or _down(error)
 
 

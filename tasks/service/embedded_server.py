@@ -39,6 +39,11 @@ class _Server:
             time.sleep(0.05)
         return False
 
+    def failure(self) -> str:
+        """Return in words why it is not ready."""
+        code = self.process.poll()
+        return f"ended with code {code}" if code is not None else f"did not answer within {READY_SECONDS:.0f} s"
+
     def stop(self) -> None:
         """End the server."""
         self.process.terminate()
@@ -93,9 +98,10 @@ def on_server() -> Iterator[None]:
     if not _started[0].is_ready():
         check_room(*written_folders())
         raise InfrastructureError(
-            found=f"no answer of the Prefect server of this command within {READY_SECONDS:.0f} s, or it ended",
-            expected="a server on a database in the state folder",
-            fix="read what it printed, and run again; `quantgate doctor` checks the folder and the packages",
+            found=f"the Prefect server of this command {_started[0].failure()}",
+            expected="a server on its database, `prefect/prefect.db` in the state folder",
+            fix="read what it printed above; run again; if a later version of Prefect wrote the database (Can't locate "
+            "revision), move the folder `prefect` away: it holds the history of flow runs alone",
         )
     with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{_started[0].port}/api"}):
         yield

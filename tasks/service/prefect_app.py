@@ -7,6 +7,7 @@ browser that reaches the server, could use the server, by its address or by a na
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,7 +50,7 @@ class SameOriginOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by 403 or the sign-in page, or hand it on."""
         if scope["type"] not in ("http", "websocket"):
-            return await self._app(scope, receive, send)
+            return await self._app(scope, receive, _failures_printed(send))
         why = self._refusal(scope)
         if why:
             return await _answer(scope, send, 403, f"{why}\n".encode(), b"text/plain")
@@ -66,6 +67,17 @@ class SameOriginOnly:
         if name not in self._hosts and (scope["type"], scope["path"]) != ("http", HEALTH):
             return "this host name is not in QUANTGATE_PREFECT_HOSTS"
         return ""
+
+
+def _failures_printed(send: Send) -> Send:
+    """Print why a start fails: commands silence Prefect's logger."""
+
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "lifespan.startup.failed":
+            sys.stderr.write(f"Prefect did not start: {str(message.get('message')).strip().splitlines()[-1]}\n")
+        await send(message)
+
+    return sent
 
 
 async def _answer(scope: Scope, send: Send, status: int, body: bytes, kind: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import Pause
 
+from tasks.registry.mlflow_registry import connect
 from tasks.registry.source_status import LONGEST_REASON, digest_job, keep_status, read_status
 from validators.errors import InfrastructureError, QuantgateError, SourceError
 from validators.job.job import Job
@@ -125,3 +127,13 @@ def test_files_and_trials_leave_nothing(registry: str, job: Job, tiny: Tiny) -> 
         with keep_status(one, promote=promote):
             assert tags_of(registry, "m") == {}
     assert tags_of(registry, "m") == {}
+
+
+def test_a_database_of_a_later_mlflow_is_named(tmp_path: Path) -> None:
+    lend_mlflow(tmp_path / "mlflow.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(InfrastructureError, match="written by another version") as named, connect(uri):
+        pass
+    assert "mlflow db upgrade" in named.value.fix and "backup" in named.value.fix

@@ -78,14 +78,15 @@ def test_the_sign_in_page_keeps_the_fragment_and_is_not_cached() -> None:
     assert ask(SIGN_IN, host="evil.example")[0]["status"] == 403
 
 
-def test_a_lifespan_reaches_the_server() -> None:
-    seen = []
+def test_a_start_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    message = {"type": "lifespan.startup.failed", "message": "Traceback\n  ...\nCommandError: no such revision\n"}
 
-    async def inner(scope: Any, _receive: Any, _send: Any) -> None:
-        seen.append(scope["type"])
+    async def inner(scope: Any, _receive: Any, send: Any) -> None:
+        assert scope["type"] == "lifespan"
+        await send(message)
 
-    ask(kind="lifespan", app=SameOriginOnly(inner, HOSTS))
-    assert seen == ["lifespan"]
+    assert ask(kind="lifespan", app=SameOriginOnly(inner, HOSTS)) == [message]
+    assert capsys.readouterr().err == "Prefect did not start: CommandError: no such revision\n"
 
 
 def test_no_server_starts_without_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
