@@ -155,7 +155,7 @@ def judge_candidates(
     """Try, judge and recover the candidates beside the baseline; confirm and promote the best: steps 4 to 8."""
     assert findings.inventory is not None
     inventory = findings.inventory
-    champion = look_up_champion(run, run_inputs)
+    champion = look_up_champion(run, run_inputs, before_run=True)
     if promote and not replace_device:
         warn_of_device(inventory, champion)
     baseline = at_target(BASELINE, run, run_inputs, inventory)

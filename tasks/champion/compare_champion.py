@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from prefect.runtime import flow_run
+
 from tasks.champion.fetch_champion import fetch_champion
 from tasks.champion.promote import find_champion
 from tasks.measure.inventory import this_processor
@@ -33,12 +35,16 @@ _UNMEASURED = "to replace it unmeasured, remove its alias first"
 
 
 @step("look up champion")
-def look_up_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
-    """Return the present champion of the source's model on the job's target; None for a source that is a file."""
+def look_up_champion(run: Run, run_inputs: RunInputs, *, before_run: bool = False) -> Champion | None:
+    """Return the present champion of the source's model on the job's target; None for a source that is a file.
+
+    With `before_run` it is the champion before this flow run. A retry after a promotion then decides as the attempt before
+    it did, with the same evidence, and finds its promotion done.
+    """
     if run.job.source_is_file:
         return None
     with run.clock.work("look up champion"):
-        champion = find_champion(run, run_inputs)
+        champion = find_champion(run, run_inputs, flow_run.get_id() if before_run else None)
     log.info("champion: %s", champion or "none yet")
     return champion
 

@@ -51,8 +51,10 @@ def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:
     return place_of(run_inputs.source.name, run.job.target)
 
 
-def find_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
+def find_champion(run: Run, run_inputs: RunInputs, before_flow_run: str | None = None) -> Champion | None:
     """Return the present champion, or None. A killed promotion is repaired first, unless one is in progress.
+
+    If the flow run `before_flow_run` promoted the champion, the one before it is returned.
 
     Raises:
         InfrastructureError: the registry does not answer.
@@ -61,7 +63,7 @@ def find_champion(run: Run, run_inputs: RunInputs) -> Champion | None:
     with connect(run.tracking_uri) as client:
         with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
             reconcile(client, place)
-        return champion_at(client, place)
+        return champion_at(client, place, before_flow_run)
 
 
 @step("promote")

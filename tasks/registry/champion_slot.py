@@ -80,6 +80,15 @@ def version_at(client: MlflowClient, place: ChampionSlot, alias: str) -> Any:
         return None
 
 
+def _version_numbered(client: MlflowClient, place: ChampionSlot, number: str | None) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return registry_call(client.get_model_version, place.name, number) if number else None
+    except MlflowException:  # it was deleted
+        return None
+
+
 def number_at(client: MlflowClient, place: ChampionSlot, alias: str) -> str | None:
     """Return the number of the version that an alias points to, or None.
 
@@ -180,13 +189,16 @@ def former_champions(client: MlflowClient, place: ChampionSlot) -> tuple[FormerC
     )
 
 
-def champion_at(client: MlflowClient, place: ChampionSlot) -> Champion | None:
-    """Return the present champion, or None.
+def champion_at(client: MlflowClient, place: ChampionSlot, before_flow_run: str | None = None) -> Champion | None:
+    """Return the present champion, or None; the one before it if the flow run `before_flow_run` promoted it.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
     version = version_at(client, place, place.alias)
+    journal = read_journal(version.tags) if version is not None else None
+    if journal is not None and before_flow_run is not None and journal.flow_run == before_flow_run:
+        version = _version_numbered(client, place, journal.previous)
     if version is None:
         return None
     tags = version.tags

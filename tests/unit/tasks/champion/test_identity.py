@@ -34,7 +34,7 @@ from tasks.storage.store import Store
 from validators.job.read_job import parse_job
 from validators.providers import CPU_PROVIDER, OPENVINO
 from validators.records.bundle import CalibrationFacts, CodeFacts, EvidenceRecord, PromotionDecision, SourceFacts
-from validators.records.journal import ROLLED_BACK, RolledBack, tag_of
+from validators.records.journal import JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
 
@@ -127,6 +127,17 @@ def test_a_twin_is_not_recorded_as_the_promoted_model(registry: MlflowClient) ->
     record_model(registry, identifier, trial, params={}, metrics={}, tags={}, evaluation=None, champion=champion)
     (model,) = registry.search_logged_models([experiment])
     assert model.params["target"] == "ort-cpu" and VERSION not in model.tags
+
+
+def test_a_retry_finds_the_champion_from_before_its_own_promotion(registry: MlflowClient, tmp_path: Path) -> None:
+    """And the present one if another flow run promoted it."""
+    first, second = (register(registry, tmp_path, variant(session)) for session in (VINO, ORT))
+    registry.set_registered_model_alias(PLACE.name, PLACE.alias, second)
+    for flow_run, previous, found in (("f", first, first), ("f", None, None), ("f", "9", None), ("g", first, second)):
+        registry.set_model_version_tag(PLACE.name, second, JOURNAL, tag_of(Journal("done", previous, flow_run)))
+        champion = champion_at(registry, PLACE, "f")
+        assert (champion and champion.version) == found
+    assert champion_at(registry, PLACE) is not None
 
 
 def run_of(folder: Path) -> Run:
