@@ -230,6 +230,27 @@ def first_contact() -> Iterator[str]:
     yield f"gave {min(twice):.3f} to {max(twice):.3f}:"
 
 
+def kills() -> Iterator[str]:
+    runs = result("kills")["runs"]
+    titles = {
+        "flow": "process of the run",
+        "child": "a child of it",
+        "worker": "worker with the run",
+        "prefect": "Prefect server",
+        "mlflow": "MLflow server",
+    }
+    for victim, title in titles.items():
+        found = [run["loaded"] for run in runs for kill in run["kills"] if kill["what"] == victim]
+        yield f"| {title} | {len(found)} | {sum(found)} |"
+    yield f"{sum(len(run['kills']) for run in runs)} kills in {len(runs)} runs, with {sum(run['retries'] for run in runs)} retries"
+    promoted = sum(run["outcome"] == "Promoted" and run["answers"] for run in runs)
+    wrong, redone, other = (sum(run[key] for run in runs) for key in ("aliases_wrong", "redone", "leftovers_after_clean"))
+    yield f"{promoted} runs were promoted, and their champions answer; {wrong} aliases were wrong, {redone} finished entries redone"
+    yield f"{sum(bool(run['problems']) for run in runs)} runs left anything else than an undisturbed run does"
+    yield f"{sum(run['leftovers'] for run in runs)} leftovers were found, of which {other} stayed after `--clean`"
+    yield f"{sum(run['bundles'] > 1 for run in runs)} runs sealed their evidence twice"
+
+
 @pytest.mark.parametrize(
     ("page", "rows"),
     [
@@ -237,6 +258,7 @@ def first_contact() -> Iterator[str]:
         ("docs/how-calibration-is-judged.md", list(drifts())),
         ("docs/low-precision.md", [*speeds(), *fallbacks()]),
         ("docs/gpu.md", list(first_contact())),
+        ("docs/faults.md", list(kills())),
     ],
 )
 def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> None:
