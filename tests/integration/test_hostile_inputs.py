@@ -102,7 +102,7 @@ def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
     answer, changed = seen[row.name].answer, seen[row.name].changed
     assert answer.code == row.code, answer.said
     assert "Traceback" not in answer.said and "last-error.log" not in answer.said
-    assert not changed
+    assert not changed and not answer.exceeded
     if row.code != BAD:
         assert row.found in answer.said, answer.said
         # A name of the model may not add a key to the job.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ TESTS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run came to: all that it said, and of that what went to standard output."""
+    """What one run came to: all that it said, of that what went to standard output, and the limits that it exceeded."""
 
     code: int
     said: str
     result: dict[str, Any] | None
     out: str = ""
+    exceeded: Sequence[str] = ()
 
 
 def environment(state: Path, **extra: str) -> dict[str, str]:

@@ -22,28 +22,32 @@ import json, os, resource, sys
 from pathlib import Path
 from tasks.champion.bundle.verify import verify
 from tasks.champion.signed_evidence.check import require_evidence
+sys.path.append(str(Path("tests/support")))
+from limits import MOST_MB, measured
 
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (MOST_MB << 20),) * 2)
 for folder in sys.argv[1:]:
     print(folder, file=sys.stderr, flush=True)
-    parts = [(part.part, part.told) for part in verify(Path(folder)) if part.is_sound is False]
-    artifacts = Path(folder, "artifacts")
-    try:
-        require_evidence({"evidence": artifacts / "evidence.zip", "manifest": artifacts / "manifest.json"})
-        refusal = ""
-    except RuntimeError as error:
-        refusal = f"{type(error).__name__}: {error}"
-    print(json.dumps([Path(folder).name, parts, refusal]), flush=True)
+    with measured() as exceeded:
+        parts = [(part.part, part.told) for part in verify(Path(folder)) if part.is_sound is False]
+        artifacts = Path(folder, "artifacts")
+        try:
+            require_evidence({"evidence": artifacts / "evidence.zip", "manifest": artifacts / "manifest.json"})
+            refusal = ""
+        except RuntimeError as error:
+            refusal = f"{type(error).__name__}: {error}"
+    print(json.dumps([Path(folder).name, parts, refusal, exceeded]), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Read:
-    """The parts that fail with their reasons, and the consumer's refusal."""
+    """The parts that fail with their reasons, the consumer's refusal, and the limits that both exceeded."""
 
     failed: list[tuple[str, str]]
     refusal: str
+    exceeded: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +71,15 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers = {name: Read(parts, refusal) for name, parts, refusal in map(json.loads, done.stdout.splitlines())}
-    assert answers["good"] == Read([], "")
+    answers = {name: Read(*answer) for name, *answer in map(json.loads, done.stdout.splitlines())}
+    assert answers["good"] == Read([], "", [])
     return {row.name: answers[str(number)] for number, row in enumerate(HOSTILE_BUNDLES)}
 
 
 @pytest.mark.parametrize("row", HOSTILE_BUNDLES, ids=lambda row: row.name)
 def test_hostile_bundle_fails_at_a_named_part(row: HostileBundle, read: dict[str, Read]) -> None:
     found = read[row.name]
+    assert not found.exceeded
     assert found.refusal.startswith("RuntimeError: found ") is row.is_refused and len(found.refusal) < 2000
     if not row.part:
         assert found.failed == []
