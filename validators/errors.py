@@ -28,6 +28,7 @@ Errors cross processes as the name of their class and the arguments of its `__in
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -58,7 +59,7 @@ class QuantgateError(Exception):
     exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
 
     def __init__(self, *, found: str, expected: str, fix: str) -> None:
-        self.found, self.expected, self.fix = _fitted([redact(plain(text)) for text in (found, expected, fix)])
+        self.found, self.expected, self.fix = _fitted([_indented(redact(plain(text))) for text in (found, expected, fix)])
         super().__init__(_FORM.format(self.found, self.expected, self.fix))
 
     @property
@@ -72,6 +73,11 @@ class QuantgateError(Exception):
 
 
 _FORM = "found: {}\nexpected: {}\nfix: {}"
+
+
+def _indented(text: str) -> str:
+    """Indent the second and later lines: a name with a line break would otherwise forge another part of the message."""
+    return re.sub(r"\n(?!  )", "\n  ", text)
 
 
 def _fitted(texts: list[str]) -> list[str]:

@@ -11,12 +11,15 @@ from typing import Any
 import yaml
 
 from validators.errors import SourceError
+from validators.plain_text import plain
 from validators.records.run import Flavor
 from validators.untrusted.bounded_yaml import read_yaml
 
 SUPPORTED: tuple[Flavor, ...] = ("onnx", "pytorch", "sentence_transformers", "transformers", "sklearn", "keras")
 # A run keeps the exported program of these beside their ONNX file.
 WITH_PROGRAM: frozenset[str] = frozenset({"pytorch", "sentence_transformers", "transformers"})
+# Flavors of a version that an error tells about.
+_MOST_NAMED = 10
 _TREES = "an ensemble of trees compares and adds, and multiplies nothing: there is nothing to quantize"
 _TENSORFLOW = "python -m tf2onnx.convert --saved-model MODEL --output model.onnx"
 _LOG = "mlflow.onnx.log_model(onnx.load('model.onnx'), name='{name}', registered_model_name='{name}')"
@@ -60,7 +63,7 @@ def flavor_of(flavors: dict[str, dict[str, Any]], uri: str) -> Flavor:
 
 def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
     """Return the error for a version without a supported flavor: the reason for each flavor, and the command to take."""
-    named = sorted(set(flavors) - {"python_function"})
+    named = [plain(name).replace("\n", "\\n") for name in sorted(set(flavors) - {"python_function"})[:_MOST_NAMED]]
     refusals = {flavor: REFUSED.get(flavor, _OTHER) for flavor in named or ["python_function"]}
     reasons = "; ".join(f"{flavor}: {refusal.reason}" for flavor, refusal in refusals.items())
     commands = [refusal.command for refusal in refusals.values() if refusal.command]
@@ -97,9 +100,9 @@ def flavors_of(model: Path, uri: str) -> dict[str, dict[str, Any]]:
         return {}
     try:
         flavors = read_yaml(model / "MLmodel")["flavors"]
-        if all(isinstance(flavor, dict) for flavor in flavors.values()):
+        if all(isinstance(name, str) and isinstance(flavor, dict) for name, flavor in flavors.items()):
             return dict(flavors)
-        problem = "a flavor is not a mapping"
+        problem = "a flavor is not a mapping, or its name is not text"
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     raise SourceError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from validators.errors import DataError, JobError, SourceError
 from validators.job.job import Job
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import Samples
+from validators.untrusted.bounded_json import read_json
 from validators.untrusted.paths import inside
 
 # Weights that torch or another library would unpickle.
@@ -55,8 +57,8 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
         SourceError: the version has an adapter or no weights, weights that are not safetensors, or a decoder.
     """
     folder = _weights_folder(model, flavor, uri)
-    config = read_json(folder / "config.json", uri)
-    kinds = [str(kind) for kind in config.get("architectures") or []]
+    config = read_config(folder / "config.json", uri)
+    kinds = _architectures(config, uri)
     if config.get("is_encoder_decoder") or any(kind.endswith(GENERATORS) for kind in kinds):
         raise _refused(
             f"{uri} is a model that generates, {', '.join(kinds) or config.get('model_type')}",
@@ -97,7 +99,7 @@ def decoder_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
             architecture.
     """
     folder = _weights_folder(model, flavor, uri)
-    kinds = [str(kind) for kind in read_json(folder / "config.json", uri).get("architectures") or []]
+    kinds = _architectures(read_config(folder / "config.json", uri), uri)
     if not kinds or kinds[0] not in DECODERS:
         raise _refused(
             f"{uri} is a {', '.join(kinds) or 'model without an architecture in config.json'}",
@@ -160,12 +162,14 @@ def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transform
         SourceError: its weights are not safetensors, or it names classes of other libraries.
     """
     folder = inside(model, data, said_by="MLmodel")
-    for module in read_json(folder / "modules.json", uri):
+    for module in read_config(folder / "modules.json", uri, list):
+        if not isinstance(module, dict):
+            raise _unreadable(uri, "modules.json", "a module is not an object")
         kind, path = str(module.get("type")), str(module.get("path", ""))
         place = inside(folder, path, said_by="modules.json") if path else folder
         activation = None
         if (place / "config.json").exists():
-            activation = read_json(place / "config.json", uri).get("activation_function")
+            activation = read_config(place / "config.json", uri).get("activation_function")
         known = activation is None or str(activation).startswith(ACTIVATIONS)
         if not kind.startswith(SENTENCE_MODULES) or not known:
             raise _refused(
@@ -179,24 +183,56 @@ def sentence_folder(model: Path, uri: str, data: str = "model.sentence_transform
     return folder
 
 
-def read_json(path: Path, uri: str) -> Any:
-    """Return the content of a JSON file of a model.
+def read_config(path: Path, uri: str, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """Return the content of a JSON file of a model, an object or a list.
 
     Raises:
-        SourceError: there is no such file, or it is not JSON.
+        SourceError: there is no such file, or `read_json` refuses it.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refused(
-            f"{uri}: {path.name} cannot be read: {str(error)[:200]}",
-            "the file as the library writes it",
-            "log it again",
-        ) from error
+        return read_json(path, kind)
+    except (OSError, ValueError) as error:
+        raise _unreadable(uri, path.name, str(error)[:200]) from error
+
+
+def _unreadable(uri: str, name: str, reason: str) -> SourceError:
+    return _refused(f"{uri}: {name} cannot be read: {reason}", "the file as the library writes it", "log it again")
+
+
+def _architectures(config: dict[str, Any], uri: str) -> list[str]:
+    found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(kind, str) for kind in found):
+        raise _unreadable(uri, "config.json", "`architectures` is not a list of names")
+    return found
+
+
+def _check_tensors(path: Path, uri: str) -> None:
+    """Check the header of a file of safetensors: its library compares sizes, offsets and types with the file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(uri, path.name, str(error)[:200]) from error
+
+
+def _check_shards(index: Path, uri: str) -> None:
+    """Check that an index names files of its own folder; transformers opens whatever it names."""
+    shards = read_config(index, uri).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise _unreadable(uri, index.name, "`weight_map` does not map tensors to files")
+    for name in set(shards.values()):
+        inside(index.parent, name, said_by=index.name)
 
 
 def _check_weights(folder: Path, uri: str) -> None:
-    if any(folder.glob("*.safetensors")):
+    for index in folder.glob("*.index.json"):
+        _check_shards(index, uri)
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files if find_spec("safetensors") else ():
+        _check_tensors(path, uri)
+    if files:
         return
     found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     raise _refused(

@@ -16,7 +16,7 @@ import onnx
 
 from tasks.evidence.converted_flavors import original_of
 from tasks.evidence.flavors import flavor_of, flavors_of
-from tasks.evidence.hugging_face import decoder_folder, no_decoder, read_json
+from tasks.evidence.hugging_face import decoder_folder, no_decoder, read_config
 from tasks.evidence.torch_export import convert
 from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
 from tasks.runtimes.decoder_session import decoder_specs
@@ -24,9 +24,11 @@ from validators.errors import SourceError
 from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
+from validators.plain_text import shortened
 from validators.samples.datasets import TensorSpec
+from validators.untrusted.bounded_json import load_json, read_member
 from validators.untrusted.bounded_yaml import read_yaml
-from validators.untrusted.external_data import external_files
+from validators.untrusted.external_data import MOST_ELEMENTS, external_files
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 from validators.untrusted.torch_program import leaf_names
@@ -48,8 +50,8 @@ _TORCH_DTYPES = {
     13: "bfloat16",
 }
 
-# Bytes of the graph of an exported program, as JSON. That of a large model has a few megabytes.
-_LARGEST_PROGRAM = 64 << 20
+# numpy's limit.
+_MOST_AXES = 64
 # Operators that keep probabilities what they are.
 _KEEPING = ("Identity", "Cast", "Flatten", "ReduceMean", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Inputs, outputs, precision, and the outputs of a sigmoid.
@@ -184,9 +186,16 @@ def _read_decoder(uri: str, told: dict[str, Any] | None, folder: Path) -> _Read:
     if told is None:
         raise no_decoder(uri)
     checked = decoder_folder(_fetch(uri, folder / "model"), told, uri)
-    config = read_json(checked / "config.json", uri)
-    tokens, scores = decoder_specs(int(config.get("vocab_size", 0)) or None)
-    return (tokens,), (scores,), str(config.get("dtype") or config.get("torch_dtype") or ""), frozenset()
+    config = read_config(checked / "config.json", uri)
+    size, dtype = config.get("vocab_size"), config.get("dtype") or config.get("torch_dtype")
+    if size is not None and not (type(size) is int and 0 < size <= MOST_ELEMENTS):
+        raise SourceError(
+            found=f"{uri}: config.json has the vocab_size {shortened(repr(size), 100)}",
+            expected="the number of its tokens",
+            fix="log it again",
+        )
+    tokens, scores = decoder_specs(size)
+    return (tokens,), (scores,), dtype if isinstance(dtype, str) else "", frozenset()
 
 
 def _read_graph(path: Path, uri: str) -> _Read:
@@ -258,11 +267,7 @@ def _read_program(uri: str, data: str, folder: Path) -> _Read:
     try:
         with zipfile.ZipFile(programs[0]) as archive:
             member = next(name for name in archive.namelist() if name.endswith("models/model.json"))
-            with archive.open(member) as stream:
-                text = stream.read(_LARGEST_PROGRAM + 1)
-            if len(text) > _LARGEST_PROGRAM:
-                raise ValueError(f"{member} has more than {_LARGEST_PROGRAM} bytes when unpacked")
-            module = json.loads(text)["graph_module"]
+            module = load_json(read_member(archive, member))["graph_module"]
         tensors, signature = module["graph"]["tensor_values"], module["signature"]
         inputs = _program_specs((spec.get("user_input") for spec in signature["input_specs"]), tensors)
         answers = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
@@ -294,6 +299,8 @@ def _program_specs(arguments: Iterable[Any], tensors: Mapping[str, Any]) -> tupl
 
 
 def _program_spec(name: str, tensor: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(
-        name, _TORCH_DTYPES.get(tensor["dtype"], "unknown"), tuple(size.get("as_int") for size in tensor["sizes"])
-    )
+    shape = tuple(size.get("as_int") for size in tensor["sizes"])
+    fine = all(axis is None or (isinstance(axis, int) and 0 <= axis <= MOST_ELEMENTS) for axis in shape)
+    if not fine or len(shape) > _MOST_AXES:
+        raise ValueError(f"the tensor {name!r} has the shape {list(shape[:8])}")
+    return TensorSpec(name, _TORCH_DTYPES.get(tensor["dtype"], "unknown"), shape)

@@ -12,6 +12,7 @@ import onnx
 from tasks.evidence.flavors import need_libraries
 from tasks.ptq.graph.edits import operator_of, weighted_nodes
 from validators.errors import SourceError
+from validators.untrusted.bounded_json import read_member
 from validators.untrusted.paths import inside
 
 # Classes of scikit-learn that skops does not trust by default; they hold numbers alone.
@@ -49,8 +50,8 @@ def sklearn_file(model: Path, flavor: dict[str, Any], uri: str, *, allowed: bool
 def _refuse_trees(path: Path, uri: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            modules = {found.decode() for found in _TREES.findall(archive.read("schema.json"))}
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+            modules = {found.decode() for found in _TREES.findall(read_member(archive, "schema.json"))}
+    except Exception as error:  # zipfile raises several classes for damaged archives
         raise SourceError(
             found=f"{uri}: {path.name} cannot be read: {error}", expected="a file of skops", fix="log the model again"
         ) from error

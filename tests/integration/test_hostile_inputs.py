@@ -16,10 +16,14 @@ from advice import apply_advice, settings_of
 from driving import Answer, run_jobs
 from hostile_files import good_folder
 from hostile_inputs import BAD, HOSTILE, Hostile
+from hostile_versions import HOSTILE_VERSIONS
 
 from validators.digests import digest_file
 from validators.job.read_job import read_job
 
+ROWS = [*HOSTILE, *HOSTILE_VERSIONS]
+# What `init` is asked for.
+TARGETS = {"decoder": "ort-genai"}
 # Address space beyond that of the process, for each call.
 MORE_MB = 3000
 # Advice that would change or lose data. A warning against it has "lose", "invent" or "scramble" in its place.
@@ -61,31 +65,33 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     # The first call imports libraries, which take more than the limit.
     calls: list[dict[str, object]] = [{"name": "good", "arguments": ["validate", str(base / "good" / "job.yaml")]}]
     before = {}
-    for number, row in enumerate(HOSTILE):
+    for number, row in enumerate(ROWS):
         if row.name not in chosen:
             continue
         folder = base / f"job-{number}"
         good_folder(folder)
         row.plant(folder)
         before[number] = state_of(folder)
-        arguments = {
-            "validate": ["validate", str(folder / "job.yaml")],
-            "init": ["init", str(folder / "model.onnx"), "--out", str(base / f"{number}.yaml")],
-        }
+        command, _, kind = row.command.partition(" ")
+        source = f"models:/{folder.name}/1" if kind else str(folder / "model.onnx")
+        arguments = ["validate", str(folder / "job.yaml")]
+        if command == "init":
+            arguments = ["init", source, "--out", str(base / f"{number}.yaml"), "--target", TARGETS.get(kind, "ort-cpu")]
         allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
-        calls.append({"name": str(number), "arguments": arguments[row.command], "environ": allowed, "more_mb": MORE_MB})
+        call = {"name": str(number), "arguments": arguments, "environ": allowed, "more_mb": MORE_MB}
+        calls.append(call | ({"version": str(folder)} if kind else {}))
     answers = run_jobs(base / "state", base / "runs", calls, plain=True)
     assert answers["good"].code == 0, answers["good"].said
     changed = {number: differing(files, state_of(base / f"job-{number}")) for number, files in before.items()}
     again = [
         {"name": str(number), "arguments": ["validate", str(base / f"job-{number}" / "job.yaml")]}
         for number in before
-        if HOSTILE[number].command == "validate"
+        if ROWS[number].command == "validate"
         and apply_advice(*(told(answers[str(number)].said, part) for part in ("found", "fix")), base / f"job-{number}")
     ]
     after = run_jobs(base / "state", base / "again", again, plain=True) if again else {}
     return {
-        HOSTILE[number].name: Seen(
+        ROWS[number].name: Seen(
             answers[str(number)], changed[number], base / f"{number}.yaml", after.get(str(number))
         )
         for number in before
@@ -97,7 +103,7 @@ def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return [name for name, _ in before.items() ^ after.items() if "__pycache__" not in name]
 
 
-@pytest.mark.parametrize("row", HOSTILE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
     answer, changed = seen[row.name].answer, seen[row.name].changed
     assert answer.code == row.code, answer.said

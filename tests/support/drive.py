@@ -29,6 +29,8 @@ MOST_PATIENCE = 60
 def answer(call: dict[str, Any], result: Path) -> int:
     """The exit code of one call: that of its `arguments`, else a run unless it asks for another command."""
     command = call.get("command", "run")
+    if "version" in call:
+        register_version(Path(call["version"]))
     if "arguments" in call:
         given = call["arguments"]
     elif command == "rollback":
@@ -44,6 +46,16 @@ def answer(call: dict[str, Any], result: Path) -> int:
         given += ["--replace-device"] if call.get("replace_device") else []
     code: int = app(given, standalone_mode=False)
     return code
+
+
+def register_version(folder: Path) -> None:
+    """Register the files in `folder/version` as the first version of a model with the folder's name."""
+    from tasks.registry.mlflow_registry import connect
+    from tasks.run.settings import state_folder, tracking_uri
+
+    with connect(tracking_uri(state_folder())) as client:
+        client.create_registered_model(folder.name)
+        client.create_model_version(folder.name, str(folder / "version"))
 
 
 def tag_champion(model: str, tag: str, value: str) -> None:

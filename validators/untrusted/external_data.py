@@ -16,7 +16,7 @@ from validators.errors import SourceError
 from validators.untrusted.paths import inside
 
 # No real weight or constant has more elements; a larger declared shape would exhaust any machine's memory.
-MOST_BYTES = 1 << 38
+MOST_ELEMENTS = 1 << 38
 # A tensor is a message of protobuf, which is limited to 2 GB, also where its data lies in another file.
 MOST_TENSOR_BYTES = (1 << 31) - 1
 _FILLED = ("ConstantOfShape", "Expand")
@@ -141,10 +141,10 @@ def _check_external(path: Path, tensor: onnx.TensorProto, whole: bool) -> None:
 
 def _check_shape(path: Path, what: str, dims: Iterable[int]) -> None:
     shape = list(dims)
-    if any(dim < 0 for dim in shape) or math.prod(shape) > MOST_BYTES:
+    if any(dim < 0 for dim in shape) or math.prod(shape) > MOST_ELEMENTS:
         raise SourceError(
             found=f"{path.name}: {what} has the shape {shape[:8]}",
-            expected=f"sizes of 0 or more, and at most 2^{MOST_BYTES.bit_length() - 1} elements in a tensor",
+            expected=f"sizes of 0 or more, and at most 2^{MOST_ELEMENTS.bit_length() - 1} elements in a tensor",
             fix="export the model again; the file is damaged, or its exporter wrote a wrong shape",
         )
 

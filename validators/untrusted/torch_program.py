@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from validators.errors import SourceError
+from validators.untrusted.bounded_json import load_json, read_member
 
 _MEMBERS = re.compile(
     r"models/model\.json|archive_format|archive_version|byteorder|\.data/(version|serialization_id)|data/sample_inputs/model\.pt"
@@ -68,9 +69,10 @@ def check_program(path: Path) -> None:
             _check_payload(_read(archive, "data/weights/model_weights_config.json"))
             _check_payload(_read(archive, "data/constants/model_constants_config.json"))
             _check(_read(archive, "models/model.json"), "")
-    except (_Refused, zipfile.BadZipFile, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except Exception as error:  # zipfile, json and ast raise a dozen unrelated classes for a damaged file
+        reason = str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
         raise SourceError(
-            found=f"{path.name}: {error}",
+            found=f"{path.name}: {reason}",
             expected="an exported program that torch loads without running the program's own code",
             fix="log it again with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...), or, if you "
             "trust it, have the operator name the model in QUANTGATE_ALLOWED_PICKLES",
@@ -92,7 +94,7 @@ def _check_members(archive: zipfile.ZipFile) -> None:
 
 def _read(archive: zipfile.ZipFile, name: str) -> Any:
     folder = archive.infolist()[0].filename.partition("/")[0]
-    return json.loads(archive.read(f"{folder}/{name}"))
+    return load_json(read_member(archive, f"{folder}/{name}"))
 
 
 def _check_payload(config: Any) -> None:
