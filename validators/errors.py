@@ -59,7 +59,9 @@ class QuantgateError(Exception):
     exit_code: ClassVar[int] = EXIT_INFRASTRUCTURE
 
     def __init__(self, *, found: str, expected: str, fix: str) -> None:
-        self.found, self.expected, self.fix = _fitted([_indented(redact(plain(text))) for text in (found, expected, fix)])
+        self.found, self.expected, self.fix = _fitted(
+            [_indented(redact(plain(text))) for text in (found, expected, fix)]
+        )
         super().__init__(_FORM.format(self.found, self.expected, self.fix))
 
     @property

@@ -20,6 +20,7 @@ from validators.job.job import Job
 from validators.job.read_job import read_job
 from validators.records.artifact_paths import JOB, REPORT, RESULT
 from validators.records.result import Result
+from validators.untrusted.paths import read_regular_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,6 +30,8 @@ LAST = "last"
 _OURS, _KINDS = "tags.`quantgate.kind` != 'candidate'", ("run", "validation")
 _ID = re.compile(r"[0-9a-f]{1,32}")
 _PAGE = 100
+# Bytes of an artifact, and values of a result: one with ten candidates has CCC.
+_LARGEST, _MOST_VALUES = 64 << 20, 500_000
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,19 @@ def recorded_result(client: MlflowClient, run: Recorded) -> Result:
     if text is None:
         raise _unfinished(run, "result")
     try:
+        # Each value that does not fit becomes an error of 500 bytes.
+        if text.count(b",") > _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES} values")
         return Result.model_validate_json(text)
     except ValidationError as error:
-        raise JobError(
-            found=f"run {run.id} has an unreadable result: {error.errors()[0]['msg']}",
-            expected="a result written by this version of quantgate",
-            fix="run its job again: finished work is kept",
-        ) from error
+        reason = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+    except ValueError as error:
+        reason = str(error)
+    raise JobError(
+        found=f"run {run.id} has an unreadable result: {reason}",
+        expected="a result written by this version of quantgate",
+        fix="run its job again: finished work is kept",
+    )
 
 
 def recorded_job(client: MlflowClient, run: Recorded) -> Job:
@@ -180,7 +189,15 @@ def _artifact(client: MlflowClient, run: Recorded, path: str) -> bytes | None:
     if path not in {one.path for one in listed}:
         return None
     with tempfile.TemporaryDirectory(prefix="quantgate-") as place:
-        return Path(registry_call(client.download_artifacts, run.id, path, place)).read_bytes()
+        downloaded = Path(registry_call(client.download_artifacts, run.id, path, place))
+        try:
+            return read_regular_file(downloaded, _LARGEST)
+        except OSError as error:
+            raise JobError(
+                found=f"run {run.id} has an unreadable result: {path} has {error.strerror}",
+                expected="an artifact that quantgate wrote",
+                fix="run its job again: finished work is kept",
+            ) from error
 
 
 def _recorded(run: Any) -> Recorded:

@@ -55,6 +55,21 @@ def state_of(folder: Path) -> dict[str, str]:
     return found
 
 
+def call_of(row: Hostile, folder: Path, number: int) -> dict[str, object]:
+    """The call of a row for `drive.answer`: a command about the folder, the version or the runs that it holds."""
+    command, _, kind = row.command.partition(" ")
+    written = folder.parent / f"{number}.yaml"
+    source = f"models:/{folder.name}/1" if kind else str(folder / "model.onnx")
+    arguments = {
+        "validate": ["validate", str(folder / "job.yaml")],
+        "init": ["init", source, "--out", str(written), "--target", TARGETS.get(kind, "ort-cpu")],
+        "compare": ["compare", "--out", str(written)],
+    }
+    allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
+    call = {"name": str(number), "arguments": arguments[command], "environ": allowed, "more_mb": MORE_MB}
+    return call | ({"recorded" if kind == "runs" else "version": str(folder)} if kind else {})
+
+
 @pytest.fixture(scope="module")
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """The rows that were selected, by name."""
@@ -72,14 +87,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         good_folder(folder)
         row.plant(folder)
         before[number] = state_of(folder)
-        command, _, kind = row.command.partition(" ")
-        source = f"models:/{folder.name}/1" if kind else str(folder / "model.onnx")
-        arguments = ["validate", str(folder / "job.yaml")]
-        if command == "init":
-            arguments = ["init", source, "--out", str(base / f"{number}.yaml"), "--target", TARGETS.get(kind, "ort-cpu")]
-        allowed = {"QUANTGATE_ALLOWED_HOOKS": f"reader:picture@{folder}"}
-        call = {"name": str(number), "arguments": arguments, "environ": allowed, "more_mb": MORE_MB}
-        calls.append(call | ({"version": str(folder)} if kind else {}))
+        calls.append(call_of(row, folder, number))
     answers = run_jobs(base / "state", base / "runs", calls, plain=True)
     assert answers["good"].code == 0, answers["good"].said
     changed = {number: differing(files, state_of(base / f"job-{number}")) for number, files in before.items()}
@@ -91,9 +99,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ]
     after = run_jobs(base / "state", base / "again", again, plain=True) if again else {}
     return {
-        ROWS[number].name: Seen(
-            answers[str(number)], changed[number], base / f"{number}.yaml", after.get(str(number))
-        )
+        ROWS[number].name: Seen(answers[str(number)], changed[number], base / f"{number}.yaml", after.get(str(number)))
         for number in before
     }
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hostile_files import Plant, job, model, steps
-from hostile_inputs import BAD, BOMB, FINE, Hostile, huge_weight, line_break
+from hostile_files import Plant, job, model, raw, steps
+from hostile_inputs import BAD, BOMB, FINE, Hostile, line_break
 
 ESCAPES = "\x1b[2J\u202e|`<b>[a](javascript:b)\n# c"
 Files = Mapping[str, bytes | str]
-LEAF = {"type": None, "context": None, "children_spec": []}
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
 MODEL, WEIGHTS, CONSTANTS = (
     f"plain/{name}"
     for name in (
@@ -181,7 +181,7 @@ def asked(command: str, *rows: tuple[str, Plant, str]) -> list[Hostile]:
     return [Hostile(name, plant, BAD, found, command=command) for name, plant, found in rows]
 
 
-MLMODELS = asked(
+REFUSED_MLMODELS = asked(
     "init version",
     ("an MLmodel that is a list", version("[]"), "MLmodel"),
     ("an empty MLmodel", version(""), "MLmodel"),
@@ -217,7 +217,9 @@ MLMODELS = asked(
     ("Keras above the version", version(flavor("keras", data="../..")), "outside of the model's folder"),
     ("Keras without a file", version(flavor("keras"), {"data/x": ""}), "no model.keras"),
     ("scikit-learn above the version", version(flavor("sklearn", pickled_model="../x.skops")), "outside of"),
-) + [
+)
+MLMODELS = [
+    *REFUSED_MLMODELS,
     Hostile("a model of hostile names", logged(model(line_break)), FINE, "wrote", command="init version"),
     Hostile(
         "a signature of hostile text",
@@ -306,9 +308,7 @@ ENCODERS = asked(
     ),
     (
         "a tensor twice",
-        encoder(
-            content=weights(header(a=([1], [0, 4]))[:-1] + b", " + header(a=([1], [4, 8]))[1:], bytes(8))
-        ),
+        encoder(content=weights(header(a=([1], [0, 4]))[:-1] + b", " + header(a=([1], [4, 8]))[1:], bytes(8))),
         "model.safetensors",
     ),
     ("shards above the folder", index({"weight_map": {"a": "../../../a.safetensors"}}), "outside of"),
@@ -345,8 +345,40 @@ DECODERS = asked(
     ("a decoder of another architecture", decoder({"architectures": [ESCAPES]}), " is a \\x1b"),
     ("a vocabulary of text", decoder(LLAMA | {"vocab_size": "x"}), "config.json"),
     ("a vocabulary below zero", decoder(LLAMA | {"vocab_size": -5}), "config.json"),
-    ("a vocabulary of infinity", decoder('{"architectures": ["LlamaForCausalLM"], "vocab_size": Infinity}'), "config.json"),
+    (
+        "a vocabulary of infinity",
+        decoder('{"architectures": ["LlamaForCausalLM"], "vocab_size": Infinity}'),
+        "config.json",
+    ),
     ("a vocabulary that is a list", decoder(LLAMA | {"vocab_size": [1]}), "config.json"),
     ("a decoder of deep shards", index(DEEP), "model.safetensors.index.json"),
 )
-HOSTILE_VERSIONS = [*MLMODELS, *PROGRAMS, *ENCODERS, *DECODERS]
+
+
+def recorded(content: bytes | str) -> Plant:
+    """Record runs with this result."""
+
+    def plant(folder: Path) -> None:
+        (folder / "run").mkdir()
+        raw("run/result.json", content)(folder)
+
+    return plant
+
+
+CHECKS = '{"calibration": {"outcome": "accepted", "failed_checks": [%s1]}}'
+RESULTS = asked(
+    "compare runs",
+    ("a result of text", recorded("x"), "unreadable result"),
+    ("a result of nothing", recorded(""), "unreadable result"),
+    ("a result of bytes", recorded(b"\xff\xfe\0"), "unreadable result"),
+    ("a result that is a list", recorded("[]"), "unreadable result"),
+    ("a result of nothing in it", recorded("{}"), "unreadable result"),
+    ("a deep result", recorded(DEEP), "unreadable result"),
+    ("a wide result", recorded(WIDE), "unreadable result"),
+    ("a result of digits", recorded(f'{{"seconds": {"9" * 1_000_000}}}'), "unreadable result"),
+    ("a result of infinity", recorded('{"seconds": Infinity}'), "unreadable result"),
+    ("a result of unknown keys", recorded(json.dumps(dict.fromkeys(map(str, range(100_000))))), "unreadable result"),
+    ("a result of 4,000,000 checks", recorded(CHECKS % ("1," * 4_000_000)), "unreadable result"),
+    ("a result of 100 MB", recorded(b" " * 100_000_000), "unreadable result"),
+)
+HOSTILE_VERSIONS = [*MLMODELS, *PROGRAMS, *ENCODERS, *DECODERS, *RESULTS]
