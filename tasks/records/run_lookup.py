@@ -30,7 +30,7 @@ LAST = "last"
 _OURS, _KINDS = "tags.`quantgate.kind` != 'candidate'", ("run", "validation")
 _ID = re.compile(r"[0-9a-f]{1,32}")
 _PAGE = 100
-# Bytes of an artifact, and values of a result: one with ten candidates has CCC.
+# Bytes of an artifact, and values of a result: one with six candidates has 60 kB and 1,700 values.
 _LARGEST, _MOST_VALUES = 64 << 20, 500_000
 
 

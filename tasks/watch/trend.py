@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from tasks.registry.mlflow_entities import as_tags
@@ -18,6 +19,7 @@ from tasks.watch.evidence import Memory
 from tasks.watch.look import LookFindings
 from tasks.watch.subject import Lineage
 from tasks.watch.traffic import TrafficMark
+from validators.errors import InfrastructureError
 
 EXPERIMENT = "quantgate watch"
 _VERSION, _MEMORY, _SEEN = "quantgate.watch.version", "quantgate.watch.memory", "quantgate.watch.seen"
@@ -50,13 +52,32 @@ def open_trend(run: Run, lineage: Lineage) -> Trend:
         found = find_or_create_run(client, experiment, identity, {NAME: name})
         delete_duplicates(client, experiment, identity, keep=found.info.run_id)
     tags = found.data.tags
-    seen = json.loads(tags.get(_SEEN, "{}"))
+    memory, seen = state_of(tags, name)
     return Trend(
         str(found.info.run_id),
-        Memory(**json.loads(tags.get(_MEMORY, "{}"))),
-        TrafficMark(seen.get("newest", 0.0), tuple(seen.get("places", ()))),
+        memory,
+        seen,
         {key.removeprefix(_ACTION): value for key, value in tags.items() if key.startswith(_ACTION)},
     )
+
+
+def state_of(tags: Mapping[str, str], name: str) -> tuple[Memory, TrafficMark]:
+    """Return the state in the tags of a champion's run; before the first look there are none.
+
+    Raises:
+        InfrastructureError: somebody changed them, so that the watch would lose its evidence without notice.
+    """
+    try:
+        memory, seen = (json.loads(tags.get(key, "{}")) for key in (_MEMORY, _SEEN))
+        evidence = {str(kind): float(value) for kind, value in memory.get("log_evidence", {}).items()}
+        mark = TrafficMark(float(seen.get("newest", 0.0)), tuple(map(str, seen.get("places", ()))))
+        return Memory(int(memory.get("looks", 0)), evidence), mark
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InfrastructureError(
+            found=f"the run {name!r} of {EXPERIMENT!r} in MLflow has a changed tag: {type(error).__name__}: {error}",
+            expected=f"{_MEMORY} and {_SEEN} as the last look wrote them",
+            fix="restore both tags, or delete that run in MLflow: the watch then begins anew",
+        ) from error
 
 
 def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: LookFindings) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import hostile_inputs
+import hostile_versions
 import pytest
 import typer
 from calibration_integers import clean_table, shifted_table
@@ -18,6 +20,8 @@ from demo_processors import table
 from docs_pages import ROOT, pages
 from gpu.first import REFERENCE
 from gpu.first_table import floor_ms
+from hostile_bundles import HOSTILE_BUNDLES
+from limits import MOST_MB, MOST_SECONDS
 
 from flows.cli.app import app
 from flows.docs.reference import PAGES
@@ -301,6 +305,33 @@ def test_a_form_is_timed_on_a_gpu_only_where_a_file_says_so() -> None:
                 f"timed ({of['inventory']['gpu']['name'].removeprefix('NVIDIA ')}, {name[-10:]})" for name, of in found
             }
             assert {cell} == said if found else "timed" not in cell, (target, row)
+
+
+def hostile_kinds() -> dict[str, int]:
+    """Rows of the tables of hostile inputs, by kind of file as `docs/security.md` names it."""
+    return {
+        "`.npz` archives": len(hostile_inputs.ARCHIVES) + len(hostile_inputs.LABELS),
+        "folders of `.npy` files and shards": len(hostile_inputs.FOLDERS),
+        "CSV, Parquet, Arrow": len(hostile_inputs.TABLES),
+        "pictures": len(hostile_inputs.PICTURES),
+        "ONNX": len(hostile_inputs.MODELS),
+        "job files": len(hostile_inputs.JOBS),
+        "`MLmodel`": len(hostile_versions.MLMODELS),
+        "`.pt2`": len(hostile_versions.PROGRAMS),
+        "safetensors, `config.json`, `modules.json`, skops": len(hostile_versions.ENCODERS),
+        "folders of decoders": len(hostile_versions.DECODERS),
+        "`result.json`": len(hostile_versions.RESULTS),
+        "`evidence.zip`, the manifest and files beside it": len(HOSTILE_BUNDLES),
+    }
+
+
+def test_the_table_of_hostile_files_counts_the_rows_that_run() -> None:
+    kinds, page = hostile_kinds(), pages()["docs/security.md"]
+    ran = [*hostile_inputs.HOSTILE, *hostile_versions.HOSTILE_VERSIONS, *HOSTILE_BUNDLES]
+    assert sum(kinds.values()) == len(ran) >= 300
+    table = re.findall(r"^\| ([^|]+) \| (\d+) \| [^|]+ \|$", page, re.MULTILINE)
+    assert dict(table) == {kind: str(count) for kind, count in kinds.items()}
+    assert f"{len(ran)} files" in page and f"{MOST_SECONDS} s of processor time" in page and f"{MOST_MB:,} MB" in page
 
 
 def test_the_demo_has_one_set_of_figures() -> None:

@@ -71,8 +71,8 @@ def read_journal(tags: Tags) -> Journal | None:
 
     >>> read_journal({"quantgate.promotion": '{"phase": "done", "previous": "3", "of another release": 1}'}).previous
     '3'
-    >>> read_journal({"quantgate.promotion": "done"}), read_journal({})
-    (None, None)
+    >>> read_journal({"quantgate.promotion": "done"}), read_journal({}), read_journal({"quantgate.promotion": "[" * 5000})
+    (None, None, None)
     """
     kept = _fields(tags.get(JOURNAL), Journal)
     return Journal(**kept) if all(isinstance(value, str) for value in kept.values()) and "phase" in kept else None
@@ -141,7 +141,7 @@ def _before(version: str, versions: Mapping[str, Tags]) -> str | None:
 def _fields(text: str | None, record: type[Journal] | type[RolledBack]) -> dict[str, Any]:
     try:
         read = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     names = {field.name for field in fields(record)}
     return {key: value for key, value in read.items() if key in names} if isinstance(read, dict) else {}

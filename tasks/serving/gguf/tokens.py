@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.serving.decoder.graph_nodes import refusal
 from validators.errors import JobError
+from validators.untrusted.bounded_json import read_json
 
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -38,9 +39,20 @@ def tokenizer_metadata(folder: Path, rows: int, config: Mapping[str, Any]) -> di
     `config` is the part `model` of `genai_config.json`.
 
     Raises:
-        JobError: the tokenizer is not byte-level BPE, or cuts words in a way that llama.cpp has no name for.
+        JobError: the tokenizer cannot be read, is not byte-level BPE, or cuts words in a way that llama.cpp has no name for.
     """
-    told = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    try:
+        return _metadata(folder, rows, config)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:  # its author wrote the file
+        raise refusal(
+            f"a tokenizer that cannot be read: {type(error).__name__}: {error}",
+            "the files as the library tokenizers writes them",
+            "log the model with its own tokenizer",
+        ) from error
+
+
+def _metadata(folder: Path, rows: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    told = read_json(folder / FILE)
     model = told["model"]
     name = _name(told, model)
     tokens, kinds = _tokens(told, model, rows)
@@ -122,8 +134,7 @@ def _first_token(told: Mapping[str, Any]) -> str | None:
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    return read_json(path) if path.exists() else {}
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -273,6 +273,31 @@ def test_the_tokenizer_becomes_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        *("", "[]", "[" * 200_000, f"[{'[],' * 4_000_000}[]]", "\ud800", '{"model": 1}', '{"model": {"type": "BPE"}}'),
+        {"model": {"vocab": {"a": "x"}}},
+        {"model": {"merges": 5}},
+        {"added_tokens": [{"id": 0}]},
+        {"pre_tokenizer": {"pretokenizers": [5]}},
+        {"settings": ["a"]},
+        {"settings": {"chat_template": [{}]}},
+        {"post_processor": {"processors": [{"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "b"}}]}]}},
+        {"post_processor": FIRST, "model": {"vocab": {"a": 0}}, "added_tokens": []},
+    ],
+    ids=lambda written: str(written)[:40],
+)
+def test_a_hostile_tokenizer_is_refused(tmp_path: Path, written: Any) -> None:
+    changes = {} if isinstance(written, str) else dict(written)
+    tokenizer(tmp_path, **changes)
+    if isinstance(written, str):
+        (tmp_path / "tokenizer.json").write_text(written, errors="surrogatepass")
+    with pytest.raises(JobError) as caught:
+        tokenizer_metadata(tmp_path, 5, {})
+    assert "tokenizer" in caught.value.found and len(str(caught.value)) <= 2000
+
+
+@pytest.mark.parametrize(
     ("changes", "rows", "found"),
     [
         ({"model": {"type": "Unigram"}}, 5, "SentencePiece"),

@@ -23,6 +23,9 @@ from tasks.watch.evidence import (
     weigh,
     weigh_columns,
 )
+from tasks.watch.traffic import TrafficMark
+from tasks.watch.trend import state_of
+from validators.errors import InfrastructureError
 from validators.job.job_watch import Action, Watch
 
 WATCH = Watch(traffic="requests")
@@ -159,3 +162,15 @@ def test_one_action_at_most(
     decision = decide([ALARMS[one] for one in kinds], watch, predecessor=predecessor)
     assert (decision.action, decision.alarm.kind if decision.alarm else None) == (action, kind)
     assert ("no predecessor" in decision.reason) == (predecessor is None and bool(kinds))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "[]", "[" * 5000, "null", '{"looks": "many"}', '{"looks": 1e999}', '{"log_evidence": [1]}', '{"places": 5}'],
+)
+def test_changed_tags_of_a_watch_are_named(text: str) -> None:
+    """Its evidence may not be lost, nor begin anew, without notice."""
+    with pytest.raises(InfrastructureError) as caught:
+        state_of({"quantgate.watch.memory": text, "quantgate.watch.seen": text}, "tiny version 1")
+    assert "tiny version 1" in caught.value.found
+    assert state_of({}, "") == (Memory(), TrafficMark())
