@@ -47,9 +47,14 @@ class Plant:
 
     def start(self) -> None:
         """Every server, all that is deployed, the worker."""
+        self.start_servers()
+        self.start_worker()
+
+    def start_servers(self, **of_mlflow: str) -> None:
+        """Every server, and all that is deployed; MLflow's gets these variables, too."""
         self.stack.start_postgres()
         self.stack.start_s3()
-        self.stack.start_mlflow()
+        self.stack.start_mlflow(**of_mlflow)
         self.stack.start_prefect()
         self.gate = Gate(free_port(), self.stack.port("mlflow"))
         self.log_model()
@@ -60,7 +65,6 @@ class Plant:
         for one in self.stack.ask("/deployments/filter"):
             self.stack.ask(f"/deployments/{one['id']}/pause_deployment")
         self.deployment = str(self.stack.ask("/deployments/name/quantize/on-demand", method="GET")["id"])
-        self.start_worker()
 
     def start_worker(self) -> None:
         """A worker of the runs."""

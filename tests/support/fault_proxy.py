@@ -1,17 +1,18 @@
-"""A proxy before a real S3 server that breaks what passes, by a schedule that a seed fixes: which fault each request meets."""
+"""A proxy before a real server that breaks what passes: by rates that a seed fixes, or by a plan of single calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import re
 import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # What each fault does: to the request, to the answer, or to the connection. "lost" faults come after the server did its part.
 FAULTS = (
@@ -29,16 +30,35 @@ FAULTS = (
     "late duplicate",
     "two answers",
 )
+# The ways in which a plan fails a call; "hang" holds it until the client gives up.
+WAYS = ("500", "500, done", "429", "reset", "lost", "hang")
 _ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>planted</Message></Error>"
+
+
+class Call(NamedTuple):
+    """The n-th request of a method to a path, of which ids, digests and the query are left out; n starts at 1."""
+
+    method: str
+    path: str
+    nth: int
 
 
 @dataclass
 class FaultProxy:
-    """`rates` is the chance of each fault a request; requests that meet none pass as they are."""
+    """`rates` is the chance of each fault a request, and `plan` the fault of single calls; other requests pass as they are.
+
+    `calls` has every call since the last `follow` that `counts` is true of, given the head of its request, and `failed` those
+    that met their fault of the plan. `names` are left out of paths, too.
+    """
 
     upstream: int
     rates: Mapping[str, float]
     seed: int
+    counts: Callable[[bytes], bool] = field(default=lambda _: True)
+    plan: Mapping[Call, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    calls: list[Call] = field(default_factory=list)
+    failed: list[Call] = field(default_factory=list)
     stall_seconds: float = 6.0
     met: Counter[str] = field(default_factory=Counter)
     port: int = 0
@@ -79,9 +99,21 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(30)
 
-    def _fault(self) -> str:
+    def follow(self, plan: Mapping[Call, str], *names: str) -> None:
+        """Fail the calls of a plan, counted from now on."""
+        self.calls, self.failed, self.names, self.plan = [], [], names, plan
+
+    def _fault(self, head: bytes) -> str:
         if self.paused:
             return "none"
+        if self.counts(head):
+            method, target, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+            path = plain_path(target, *self.names)
+            call = Call(method, path, 1 + sum(call[:2] == (method, path) for call in self.calls))
+            self.calls.append(call)
+            if call in self.plan:
+                self.failed.append(call)
+                return self.plan[call]
         at, so_far = self._draw.random(), 0.0
         for fault, rate in self.rates.items():
             so_far += rate
@@ -106,11 +138,15 @@ class FaultProxy:
         if b"expect: 100-continue" in head.lower():
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             head = b"\r\n".join(line for line in head.split(b"\r\n") if not line.lower().startswith(b"expect:"))
-        body = await reader.readexactly(_length(head))
-        fault = self._fault()
+        is_chunked = b"transfer-encoding: chunked" in head.lower()
+        body = await _chunks(reader) if is_chunked else await reader.readexactly(_length(head))
+        fault = self._fault(head)
         self.met[fault] += 1
-        if fault in ("500", "503"):
+        if fault in ("500", "503", "429"):
             return await _say(writer, _error(int(fault)))
+        if fault == "hang":
+            await reader.read()
+            return False
         if fault == "reset":
             return _reset(writer)
         if fault == "stalled":
@@ -118,10 +154,27 @@ class FaultProxy:
             return _reset(writer)
         if fault == "flipped request":
             body = self._flip(body)
+        if b"upgrade: websocket" in head.lower() and fault not in ("500, done", "lost"):
+            return await self._tunnel(reader, writer, head)
         answer_head, answer = await self._ask(head, body)
         if fault == "late duplicate":
             asyncio.get_running_loop().call_later(self._draw.uniform(0.02, 0.5), self._repeat, head, body)
         return await self._answer(writer, fault, answer_head, answer)
+
+    async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> bool:
+        """Pass on what both sides of a WebSocket say until one of them is done."""
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
+        try:
+            server_writer.write(head)
+            ways = [_copy(reader, server_writer), _copy(server_reader, writer)]
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        finally:
+            await _closed(server_writer)
+        return False
 
     async def _answer(self, writer: asyncio.StreamWriter, fault: str, head: bytes, body: bytes) -> bool:
         if fault == "500, done":
@@ -156,7 +209,7 @@ class FaultProxy:
             writer.write(head + body)
             await writer.drain()
             answer = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(b"HEAD") or b" 204 " in answer[:15]:
+            if head.startswith(b"HEAD") or answer[9:12] in (b"101", b"204", b"304"):
                 return answer, b""
             if b"transfer-encoding: chunked" in answer.lower():
                 return answer, await _chunks(reader)
@@ -166,9 +219,11 @@ class FaultProxy:
 
 
 @contextlib.contextmanager
-def faults(upstream: int, rates: Mapping[str, float], seed: int) -> Iterator[FaultProxy]:
+def faults(
+    upstream: int, rates: Mapping[str, float], seed: int, counts: Callable[[bytes], bool] = lambda _: True
+) -> Iterator[FaultProxy]:
     """A proxy for the length of the block."""
-    proxy = FaultProxy(upstream, rates, seed)
+    proxy = FaultProxy(upstream, rates, seed, counts)
     proxy._thread.start()
     assert proxy._ready.wait(30)
     try:
@@ -181,6 +236,18 @@ def evenly(rate: float) -> dict[str, float]:
     """Every fault as often as any other, stalls, which cost seconds, a fifth as often."""
     weights = {fault: 0.2 if fault.startswith("stalled") else 1.0 for fault in FAULTS}
     return {fault: rate * weight / sum(weights.values()) for fault, weight in weights.items()}
+
+
+def plain_path(target: str, *names: str) -> str:
+    """Return the path of a request without its query, ids and digests.
+
+    >>> plain_path("/api/task_runs/0193a2b4-9c1d-7e2f-8a3b-4c5d6e7f8a9b/set_state?x=1")
+    '/api/task_runs/*/set_state'
+    >>> plain_path("/quantgate/m1/source/0f3c9a7d2b1e/m1.onnx", "m1")
+    '/quantgate/*/source/*/*.onnx'
+    """
+    path = re.sub("|".join(map(re.escape, names)), "*", target.split("?")[0]) if names else target.split("?")[0]
+    return re.sub(r"(?i)m-[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{10,}\b", "*", path)
 
 
 def _length(head: bytes) -> int:
@@ -203,7 +270,15 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 def _error(status: int) -> bytes:
     body = _ERROR % (b"SlowDown" if status == 503 else b"InternalError")
-    return b"HTTP/1.1 %d Planted\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+    retry = b"Retry-After: 1\r\n" if status == 429 else b""
+    return b"HTTP/1.1 %d Planted\r\n%sContent-Length: %d\r\n\r\n" % (status, retry, len(body)) + body
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
 
 
 async def _say(writer: asyncio.StreamWriter, data: bytes) -> bool:
