@@ -100,9 +100,10 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
     try:
         return call(*args, **kwargs)
     except MlflowException as error:
-        if error.error_code in REQUEST_ERRORS:
+        failed = _failed_request(error)
+        if failed is None:
             raise
-        raise _failure(error) from error
+        raise _failure(failed) from error
     except (requests.RequestException, SQLAlchemyError, ConnectionError) as error:
         raise _failure(error) from error
 
@@ -167,6 +168,21 @@ def quiet_mlflow() -> Iterator[None]:
         # MLflow asks for an input example to check the signature; the read-back checks more.
         warnings.filterwarnings("ignore", message=r"[\s\S]*input example", category=UserWarning)
         yield
+
+
+def _failed_request(error: BaseException | None) -> Exception | None:
+    """Return the failure of the registry that caused an error of MLflow's client, or None if the request is at fault.
+
+    MLflow's client reports any failure of a request that it made on the way, also a 500, as a wrong parameter.
+    """
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    while isinstance(error, MlflowException):
+        if error.error_code not in REQUEST_ERRORS:
+            return error
+        error = error.__cause__
+    return error if isinstance(error, (requests.RequestException, ConnectionError)) else None
 
 
 def _failure(error: Exception) -> InfrastructureError:

@@ -164,6 +164,8 @@ def prepare_environment(state: Path) -> None:
         "PREFECT_HOME": str(state / "prefect"),
         # Waits of 2, 4, ... 128 s: restarting or moving a server delays a run but does not end it.
         "PREFECT_CLIENT_MAX_RETRIES": "7",
+        # The client retries 408, 429, 502 and 503 by itself; a server whose database is away answers 500.
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         # The first start creates the database: 20 s is too short on a busy machine with two cores.

@@ -56,3 +56,10 @@ def test_a_recorded_password_is_for_the_server_that_it_was_made_for(tmp_path: Pa
     for api in (None, "", "http://127.0.0.1:4200/api", "https://evil.example/api"):
         assert recorded_auth(tmp_path, api) is None
     assert recorded_auth(tmp_path / "another", "http://127.0.0.1:4201/api") is None
+
+
+def test_prefect_clients_retry_a_failed_server(tmp_path: Path) -> None:
+    from prefect.settings import Settings
+
+    prepare_environment(tmp_path / "state")
+    assert {500, 504} <= Settings().client.retry_extra_codes
