@@ -3,10 +3,10 @@
     python benchmarks/fault_calls.py --minutes 120
 
 Real servers on PostgreSQL and S3, and small runs that promote, each in a process that the script starts as a worker would.
-Proxies before Prefect, MLflow and S3 number the calls of a run. One run meets many faults of one way: each call of a group fails
-once. A group that is not promoted is split until the single calls are known. A call that the run did not come to goes into another
-group. A run that ended as an error is retried without faults. `benchmarks/results/fault_calls.json` has a row a call and way; rows
-that are there already stay.
+Proxies before Prefect, MLflow and S3 number the calls of a run. One run meets many faults of one way: each call of a group
+fails once. A group that is not promoted is split until the single calls are known. A call that the run did not come to goes
+into another group. A run that ended as an error is retried without faults. `benchmarks/results/fault_calls.json` has a row a
+call and way; rows that are there already stay.
 """
 
 from __future__ import annotations

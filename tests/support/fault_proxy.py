@@ -239,13 +239,7 @@ def evenly(rate: float) -> dict[str, float]:
 
 
 def plain_path(target: str, *names: str) -> str:
-    """Return the path of a request without its query, ids and digests.
-
-    >>> plain_path("/api/task_runs/0193a2b4-9c1d-7e2f-8a3b-4c5d6e7f8a9b/set_state?x=1")
-    '/api/task_runs/*/set_state'
-    >>> plain_path("/quantgate/m1/source/0f3c9a7d2b1e/m1.onnx", "m1")
-    '/quantgate/*/source/*/*.onnx'
-    """
+    """Return the path of a request without its query, ids, digests and `names`."""
     path = re.sub("|".join(map(re.escape, names)), "*", target.split("?")[0]) if names else target.split("?")[0]
     return re.sub(r"(?i)m-[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{10,}\b", "*", path)
 
