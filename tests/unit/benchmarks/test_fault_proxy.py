@@ -50,7 +50,7 @@ def test_the_proxy_fails_the_second_call_alone(
     with faults(port, {}, 0) as proxy, httpx.Client(timeout=0.5) as client:
         call = Call("GET", "/runs/*/state", 2)
         proxy.follow({call: way})
-        answers = []
+        answers: list[int | None] = []
         for _ in range(3):
             try:
                 answers.append(client.get(f"{proxy.endpoint}/runs/{ID}/state?x=1").status_code)
