@@ -36,6 +36,8 @@ from fault_proxy import WAYS, Call, FaultProxy, faults
 from faults import CANDIDATES
 from stack import BUCKET, Stack
 
+from tasks.storage.s3_retry import Patience
+
 RESULTS = Path(__file__).parent / "results"
 SERVERS = ("mlflow", "prefect", "s3")
 # A run and its retry; one that takes longer hangs.
@@ -45,11 +47,14 @@ MOST_MISSES = 2
 RUN = """
 import runpy
 from tasks.run.settings import prepare_environment, state_folder
+from tasks.storage.s3_retry import Patience
+# Clients give up a silent connection sooner than they would (after 120 s of MLflow, 60 s of Prefect, 30 s of S3).
+Patience.__init__.__defaults__ = (*Patience.__init__.__defaults__[:-1], {answer_seconds})
 prepare_environment(state_folder())
 runpy.run_module("prefect.engine", run_name="__main__")
 """
-# Clients give up a silent connection sooner than by default (120 s and 60 s); S3's has 30 s.
-SHORT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "PREFECT_API_REQUEST_TIMEOUT": "5"}
+SHORT_SECONDS = 5
+SHORT = {name: str(SHORT_SECONDS) for name in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "PREFECT_API_REQUEST_TIMEOUT")}
 Key = tuple[str, str, str, int]
 
 
@@ -86,7 +91,8 @@ class Bench:
             self.plant.retry(flow_run)
         else:
             flow_run = self.plant.submit(name, CANDIDATES, is_shared=True)
-        process = self.plant.stack.start("run", [sys.executable, "-c", RUN], **self._settings(name, way, flow_run))
+        program = RUN.format(answer_seconds=SHORT_SECONDS if way == "hang" else Patience().answer_seconds)
+        process = self.plant.stack.start("run", [sys.executable, "-c", program], **self._settings(name, way, flow_run))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LONGEST_SECONDS)
         self.plant.stack.kill("run")
@@ -173,7 +179,7 @@ def table(known: dict[str, Any]) -> list[str]:
 
 def main(
     minutes: Annotated[float, typer.Option(help="Start no run after so long.")] = 120.0,
-    size: Annotated[int, typer.Option(help="Calls that fail in one run; a quarter of them if they hang.")] = 48,
+    size: Annotated[int, typer.Option(help="Calls that fail in one run; a quarter of them if they hang.")] = 96,
     way: Annotated[str, typer.Option(help="Only this way to fail.")] = "",
 ) -> None:
     """Fail calls until all have failed in all ways, or so much time is over."""
