@@ -246,10 +246,13 @@ def kills() -> Iterator[str]:
     for victim, title in titles.items():
         found = [run["loaded"] for run in runs for kill in run["kills"] if kill["what"] == victim]
         yield f"| {title} | {len(found)} | {sum(found)} |"
-    yield f"{sum(len(run['kills']) for run in runs)} kills in {len(runs)} runs, with {sum(run['retries'] for run in runs)} retries"
+    count, retries = (sum(map(amount, runs)) for amount in (lambda run: len(run["kills"]), lambda run: run["retries"]))
+    yield f"{count} kills in {len(runs)} runs, with {retries} retries"
     promoted = sum(run["outcome"] == "Promoted" and run["answers"] for run in runs)
-    wrong, redone, other = (sum(run[key] for run in runs) for key in ("aliases_wrong", "redone", "leftovers_after_clean"))
-    yield f"{promoted} runs were promoted, and their champions answer; {wrong} aliases were wrong, {redone} finished entries redone"
+    wrong, redone, other = (
+        sum(run[key] for run in runs) for key in ("aliases_wrong", "redone", "leftovers_after_clean")
+    )
+    yield f"{promoted} runs were promoted, and their champions answer: {wrong} aliases wrong, {redone} finished entries redone"
     yield f"{sum(bool(run['problems']) for run in runs)} runs left anything else than an undisturbed run does"
     yield f"{sum(run['leftovers'] for run in runs)} leftovers were found, of which {other} stayed after `--clean`"
     yield f"{sum(run['bundles'] > 1 for run in runs)} runs sealed their evidence twice"
