@@ -18,6 +18,8 @@ import typer
 from calibration_integers import clean_table, shifted_table
 from demo_processors import table
 from docs_pages import ROOT, pages
+from fault_calls import summary
+from fault_calls import table as table_of_calls
 from gpu.first import REFERENCE
 from gpu.first_table import floor_ms
 from hostile_bundles import HOSTILE_BUNDLES
@@ -427,6 +429,13 @@ def test_the_table_of_saved_time_is_that_of_the_runs() -> None:
         (found,) = (one["figures"] for one in runs)
         assert f"| {found['all']:.0f} | {found['race']:.0f} | {found['ratio']:.2f} |" in page, found
     assert f"The geometric mean of the ratios is {figures['geometric_mean']:.2f}" in page
+
+
+def test_the_table_of_failed_calls_is_that_of_the_runs() -> None:
+    """No call ended wrongly."""
+    figures, page = result("fault_calls"), " ".join(pages()["docs/faults.md"].split("\n"))
+    assert [line for line in (*table_of_calls(figures), summary(figures)) if line not in page] == []
+    assert [row for row in figures["rows"] if row["outcome"] == "wrong"] == []
 
 
 # Files
