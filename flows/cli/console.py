@@ -104,8 +104,8 @@ def tell(answer: CommandAnswer, *, indent: int | None = 1) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line without markup; with `--json` it goes to standard error."""
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
+    """Print a line without markup or control characters; with `--json` it goes to standard error."""
+    out.print(plain(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_table(table: Table) -> None:

@@ -20,6 +20,7 @@ from hostile_versions import HOSTILE_VERSIONS
 
 from validators.digests import digest_file
 from validators.job.read_job import read_job
+from validators.plain_text import plain
 
 ROWS = [*HOSTILE, *HOSTILE_VERSIONS]
 # What `init` is asked for.
@@ -115,6 +116,8 @@ def test_hostile_input_is_answered(row: Hostile, seen: dict[str, Seen]) -> None:
     assert answer.code == row.code, answer.said
     assert "Traceback" not in answer.said and "last-error.log" not in answer.said
     assert not changed and not answer.exceeded
+    # Nothing that a terminal obeys.
+    assert plain(answer.said) == answer.said
     if row.code != BAD:
         assert row.found in answer.said, answer.said
         # A name of the model may not add a key to the job.

@@ -496,7 +496,7 @@ def cycle(made: onnx.ModelProto) -> None:
 
 
 def line_break(made: onnx.ModelProto) -> None:
-    made.graph.input[0].name = made.graph.node[0].input[0] = "x\nsource: /etc/passwd\x1b[2J"
+    made.graph.input[0].name = made.graph.node[0].input[0] = "x\nsource: /etc/passwd\x1b[2J\u202e"
 
 
 def twice(command: str, *rows: tuple[str, Plant, str]) -> list[Hostile]:
