@@ -74,7 +74,8 @@ def _failures_printed(send: Send) -> Send:
 
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "lifespan.startup.failed":
-            sys.stderr.write(f"Prefect did not start: {str(message.get('message')).strip().splitlines()[-1]}\n")
+            reason = str(message.get("message", "")).strip().rpartition("\n")[2]
+            sys.stderr.write(f"Prefect did not start: {reason}\n")
         await send(message)
 
     return sent
