@@ -238,6 +238,8 @@ def refuse(root: Path) -> None:
 
 def interrupt(root: Path) -> None:
     """Somebody presses Ctrl-C, or Prefect turns SIGTERM into an exception."""
+    # A shell without job control starts background processes, such as these tests, with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
 
 
