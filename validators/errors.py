@@ -30,6 +30,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -95,6 +96,15 @@ def _fitted(texts: list[str]) -> list[str]:
 
 def _rebuild(kind: type[QuantgateError], fields: dict[str, Any]) -> QuantgateError:
     return kind(**fields)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why an engine cannot be used on this machine, which may be no error, and the fix."""
+
+    found: str
+    expected: str
+    fix: str
 
 
 def class_names(error: QuantgateError) -> tuple[str, ...]:

@@ -22,6 +22,15 @@ def plain(text: str) -> str:
     return _OBEYED.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str) -> str:
+    """Return the text without control characters and line breaks, after which it could add a key to a job, or a line.
+
+    >>> one_line("model\\nsource: other")
+    'model\\\\nsource: other'
+    """
+    return plain(text).replace("\n", "\\n")
+
+
 def shortened(text: str, most: int) -> str:
     """Return the text with at most `most` characters, at least 12, cut before its last quarter.
 

@@ -11,7 +11,7 @@ from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
 from validators.job.recipe_words import describe
-from validators.plain_text import plain
+from validators.plain_text import one_line
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.run import AbsentEngine
 from validators.samples.datasets import TensorSpec
@@ -86,25 +86,25 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
-        uri=_one_line(facts.uri),
+        uri=one_line(facts.uri),
         source=facts.uri if _PLAIN.fullmatch(facts.uri) else json.dumps(facts.uri),
         target=target,
         baseline=_baseline_line(*baselines_of(target)),
-        file=_one_line(file),
+        file=one_line(file),
         flavor=facts.flavor,
         size=f"{facts.size_bytes / 1e6:.1f} MB" if facts.size_bytes else "size not recorded",
         precision=facts.precision or "an unknown type",
         tensors="\n".join(
-            f"#   {side}  {_one_line(str(spec))}"
+            f"#   {side}  {one_line(str(spec))}"
             for side, specs in (("input ", facts.inputs), ("output", facts.outputs))
             for spec in specs
         ),
-        signature=_one_line(facts.signature) or "none",
+        signature=one_line(facts.signature) or "none",
         arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
         inputs=_input_lines(settings, facts.inputs),
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         metric=metric,
-        metric_why=_one_line(why),
+        metric_why=one_line(why),
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
         candidates="\n".join(_candidate_lines(target, absent)),
@@ -121,18 +121,13 @@ def _candidate_lines(target: str, absent: Sequence[AbsentEngine]) -> list[str]:
     left_out = {one.engine for one in absent}
     candidates = map(decode, facts_of(target).default_candidates)
     lines = [f"  - {one.name}  # {describe(one)}" for one in candidates if one.target not in left_out]
-    return lines + [f"  # {_one_line(str(one))}" for one in absent]
+    return lines + [f"  # {one_line(str(one))}" for one in absent]
 
 
 def _baseline_line(default: str, *others: str) -> str:
     if not others:
         return ""
     return f"# baseline: {others[0]}  # if that runs the model today; otherwise speedups are relative to {default}\n"
-
-
-def _one_line(text: str) -> str:
-    """Escape text of a model for a comment: after a line break, it would be a key of the job."""
-    return plain(text).replace("\n", "\\n")
 
 
 def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorSpec]) -> str:
@@ -146,12 +141,12 @@ def _input_lines(settings: Mapping[str, InputSettings], inputs: Sequence[TensorS
             why = "the value of every request" if "constant" in told else "where the samples are"
             why = "carried from call to call" if "state_from" in told else why
             keys = ", ".join(f"{key}: {json.dumps(value)}" for key, value in told.items())
-            lines.append(f"  {json.dumps(spec.name)}: {{{keys}}}  # CHECK: {why}, {_one_line(str(spec))}")
+            lines.append(f"  {json.dumps(spec.name)}: {{{keys}}}  # CHECK: {why}, {one_line(str(spec))}")
     return "\n".join([*lines, ""])
 
 
 def _array_lines(arrays: Sequence[TensorSpec], *, labelled: bool) -> list[str]:
-    lines = [_one_line(f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]") for spec in arrays]
+    lines = [one_line(f"#   {spec.name}  {spec.dtype}  [samples{_rest(spec)}]") for spec in arrays]
     return lines + (["#   label  the values that the metric compares with  [samples, ...]"] if labelled else [])
 
 

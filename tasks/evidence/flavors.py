@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from validators.errors import SourceError
-from validators.plain_text import plain
+from validators.plain_text import one_line
 from validators.records.run import Flavor
 from validators.untrusted.bounded_yaml import read_yaml
 
@@ -63,7 +63,7 @@ def flavor_of(flavors: dict[str, dict[str, Any]], uri: str) -> Flavor:
 
 def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
     """Return the error for a version without a supported flavor: the reason for each flavor, and the command to take."""
-    named = [plain(name).replace("\n", "\\n") for name in sorted(set(flavors) - {"python_function"})[:_MOST_NAMED]]
+    named = [one_line(name) for name in sorted(set(flavors) - {"python_function"})[:_MOST_NAMED]]
     refusals = {flavor: REFUSED.get(flavor, _OTHER) for flavor in named or ["python_function"]}
     reasons = "; ".join(f"{flavor}: {refusal.reason}" for flavor, refusal in refusals.items())
     commands = [refusal.command for refusal in refusals.values() if refusal.command]

@@ -14,9 +14,11 @@ from typing import Any
 from tasks.evidence.flavors import need_libraries
 from validators.errors import DataError, JobError, SourceError
 from validators.job.job import Job
+from validators.plain_text import shortened
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import Samples
 from validators.untrusted.bounded_json import read_json
+from validators.untrusted.external_data import MOST_ELEMENTS
 from validators.untrusted.paths import inside
 
 # Weights that torch or another library would unpickle.
@@ -95,17 +97,21 @@ def decoder_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
     """Return the folder with configuration, weights and tokenizer of a decoder of the flavor `transformers`.
 
     Raises:
-        SourceError: the version has an adapter or no weights, weights that are not safetensors, no tokenizer, or another
-            architecture.
+        SourceError: the version has an adapter or no weights, weights that are not safetensors, no tokenizer, a size of the
+            vocabulary that is none, or another architecture.
     """
     folder = _weights_folder(model, flavor, uri)
-    kinds = _architectures(read_config(folder / "config.json", uri), uri)
+    config = read_config(folder / "config.json", uri)
+    kinds = _architectures(config, uri)
     if not kinds or kinds[0] not in DECODERS:
         raise _refused(
             f"{uri} is a {', '.join(kinds) or 'model without an architecture in config.json'}",
             f"one of {', '.join(DECODERS)}",
             "take another target for a model that does not generate",
         )
+    size = config.get("vocab_size")
+    if size is not None and not (type(size) is int and 0 < size <= MOST_ELEMENTS):
+        raise _unreadable(uri, "config.json", f"the vocab_size {shortened(repr(size), 100)} is no number of tokens")
     beside = model / "components" / "tokenizer"
     for path in sorted(beside.iterdir()) if beside.is_dir() else ():
         if path.is_file() and not path.is_symlink() and not (folder / path.name).exists():
@@ -230,6 +236,7 @@ def _check_weights(folder: Path, uri: str) -> None:
     for index in folder.glob("*.index.json"):
         _check_shards(index, uri)
     files = sorted(folder.glob("*.safetensors"))
+    # Without the library nothing here opens them, and a conversion asks for it by name.
     for path in files if find_spec("safetensors") else ():
         _check_tensors(path, uri)
     if files:

@@ -24,7 +24,6 @@ from validators.errors import SourceError
 from validators.graph.interfaces import dtype_name, spec_of
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
-from validators.plain_text import shortened
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.bounded_json import load_json, read_member
 from validators.untrusted.bounded_yaml import read_yaml
@@ -188,12 +187,6 @@ def _read_decoder(uri: str, told: dict[str, Any] | None, folder: Path) -> _Read:
     checked = decoder_folder(_fetch(uri, folder / "model"), told, uri)
     config = read_config(checked / "config.json", uri)
     size, dtype = config.get("vocab_size"), config.get("dtype") or config.get("torch_dtype")
-    if size is not None and not (type(size) is int and 0 < size <= MOST_ELEMENTS):
-        raise SourceError(
-            found=f"{uri}: config.json has the vocab_size {shortened(repr(size), 100)}",
-            expected="the number of its tokens",
-            fix="log it again",
-        )
     tokens, scores = decoder_specs(size)
     return (tokens,), (scores,), dtype if isinstance(dtype, str) else "", frozenset()
 

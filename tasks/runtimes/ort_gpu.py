@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tasks.runtimes.missing import Missing
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, Missing
 from validators.providers import CUDA_PROVIDER
 from validators.records.run import SessionSettings
 

@@ -10,7 +10,7 @@ from importlib import metadata, util
 from packaging.requirements import Requirement
 
 from tasks.measure.inventory import find_gpu, take_inventory
-from tasks.runtimes.missing import Missing
+from validators.errors import Missing
 from validators.records.run import Gpu
 
 NO_GPU = Missing(

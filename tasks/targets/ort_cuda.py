@@ -8,11 +8,11 @@ from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import cuda_form, fused_float_form
 from tasks.ptq.cuda_forms import BLOCK_SIZES
 from tasks.ptq.forms import refuse_any
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort_gpu import probe, why_missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import NO_GPU, Availability, describe_missing, install, mend_on_gpu
 from tasks.targets.target import RefusedPrecision, Target
+from validators.errors import Missing
 from validators.graph.ort_rules import CUDA_RULES
 from validators.job.candidate_name import Candidate
 from validators.providers import CUDA_PROVIDER

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.ptq.build_variant import Materials
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import ExecutionProvider
 from tasks.targets.availability import Availability
+from validators.errors import Missing
 from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
 from validators.records.generation import DecoderBytes

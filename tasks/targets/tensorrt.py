@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from tasks.ptq.build_variant import tensorrt_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, tensorrt_here
 from tasks.targets.target import RefusedPrecision, Target
 from tasks.targets.tensorrt_lint import observe_parser
+from validators.errors import Missing
 from validators.graph.tensorrt_rules import TENSORRT_RULES
 from validators.job.candidate_name import Candidate
 from validators.providers import TENSORRT

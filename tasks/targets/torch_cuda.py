@@ -9,11 +9,10 @@ from tasks.measure.inventory import find_gpu
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.inductor.compile import inductor_form
 from tasks.runtimes.inductor import session as inductor
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing
 from tasks.targets.target import RefusedPrecision, Target
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, Missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings

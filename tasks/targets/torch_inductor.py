@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.inductor.compile import inductor_form
 from tasks.runtimes.inductor import session as inductor
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.providers import provider_of
 from tasks.targets.availability import Availability, describe_missing, install
 from tasks.targets.target import RefusedPrecision, Target
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, Missing
 from validators.job.candidate_name import Candidate
 from validators.providers import INDUCTOR
 from validators.records.libraries import Libraries

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.runtimes.decoder_session import DecoderRunner
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort import failures_refused
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, Missing
 from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays

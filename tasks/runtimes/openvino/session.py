@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from numpy.typing import NDArray
 
-from tasks.runtimes.missing import Missing
 from tasks.runtimes.ort import failures_refused
 from validators.deadline import check_deadline
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 

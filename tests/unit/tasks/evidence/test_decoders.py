@@ -16,6 +16,8 @@ from validators.records.run import DataFile
 from validators.samples.datasets import Samples
 
 TOLD = {"model_binary": "model"}
+# A file of safetensors without any: the length of its header, and the header.
+NO_TENSORS = (8).to_bytes(8, "little") + b"{}      "
 
 
 def logged(folder: Path, *, architecture: str = DECODERS[0], weights: str = "model.safetensors") -> Path:
@@ -23,7 +25,7 @@ def logged(folder: Path, *, architecture: str = DECODERS[0], weights: str = "mod
     for place in ("model", "components/tokenizer"):
         (folder / place).mkdir(parents=True)
     (folder / "model" / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    (folder / "model" / weights).write_bytes(b"")
+    (folder / "model" / weights).write_bytes(NO_TENSORS)
     (folder / "components/tokenizer/tokenizer.json").write_text("{}")
     return folder
 

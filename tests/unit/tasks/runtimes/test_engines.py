@@ -180,7 +180,7 @@ def test_the_last_words_of_a_builder_are_kept(tmp_path: Path, module: Callable[[
     fake = (HERE / "fake_tensorrt.py").read_text()
     crash = 'self.logger.log(SimpleNamespace(name="INFO"), "tactic 7\\nof 9"); __import__("os").abort()'
     module("tensorrt", fake.replace("cache = config.get_timing_cache()", crash))
-    with pytest.raises(CandidateRefused, match="SIGABRT ended the builder; its last message: tactic 7\nof 9"):
+    with pytest.raises(CandidateRefused, match="SIGABRT ended the builder; its last message: tactic 7\n  of 9"):
         build_engine(tmp_path / "model.onnx", BuildSettings(RANGES), tmp_path / "engine", gpu=GPU, timing_caches=None)
     assert engine_process.read_log(tmp_path / "engine" / "build.log")[-1] == ("INFO", "tactic 7\nof 9")
 
