@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LLAMA_CPP, OPENVINO_GENAI = "LlamaCpp", "OpenVINOGenAI"
 PACKAGES = Path(__file__).parents[1] / "build" / "decoder-rivals"
 TOKENS, NEW_TOKENS = "input_ids", "new_tokens"
-# As in `tasks.runtimes.genai.model`: scores take so many tokens at a time.
+# As in `tasks.engines.genai.shipped.model`: scores take so many tokens at a time.
 PART = 64
 # Tokens of the longest request, and of the longest window.
 CONTEXT = 1024
@@ -211,10 +211,14 @@ class RivalRunner:
 
 
 @contextmanager
-def open_rival(model: Path, settings: SessionSettings) -> Iterator[RivalRunner]:
+def open_model(model: Path, settings: SessionSettings) -> Iterator[RivalRunner]:
     """Open the file of a rival in its engine."""
     find_packages()
     yield RivalRunner(ENGINES[settings.provider](model, settings.threads, settings.provider_options))
+
+
+# Stands for the package of an engine, whose `model` this module is.
+SHIPPED = "rival"
 
 
 def find_packages() -> None:
@@ -223,8 +227,9 @@ def find_packages() -> None:
         sys.path.append(str(PACKAGES))
 
 
-def _opener(config: dict[str, Any]) -> Callable[[], Any]:
-    return partial(ENGINES[config["provider"]], Path(config["model"]), config["threads"], config["provider_options"])
+def load(model: Path, session: Mapping[str, Any]) -> Any:
+    """Open a rival's file in the measuring process."""
+    return ENGINES[session["provider"]](model, session["threads"], session["provider_options"])
 
 
 def main() -> None:
@@ -232,7 +237,7 @@ def main() -> None:
     from tasks.measure.latency import worker
 
     find_packages()
-    worker.OPENERS.update(dict.fromkeys(ENGINES, _opener))
+    sys.modules[f"{SHIPPED}.model"] = sys.modules[__name__]
     worker.main()
 
 

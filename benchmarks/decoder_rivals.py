@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decoder_engines import LLAMA_CPP, NEW_TOKENS, OPENVINO_GENAI, PACKAGES, find_packages, open_rival
+from decoder_engines import LLAMA_CPP, NEW_TOKENS, OPENVINO_GENAI, PACKAGES, SHIPPED, find_packages
 
 from tasks.measure.latency import process
-from tasks.runtimes.providers import PROVIDERS, ExecutionProvider
-from validators.providers import GENAI
+from validators.target_facts import GENAI, TargetFacts
+from validators.targets import BUILT_IN
 
 # llama.h, `enum llama_ftype`.
 LLAMA_FILES = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
@@ -146,7 +146,9 @@ RIVALS = {
 def know_engines() -> None:
     """Have quantgate open and measure the files of rivals too."""
     for name in (LLAMA_CPP, OPENVINO_GENAI):
-        PROVIDERS[name] = ExecutionProvider(name, opener=open_rival)
+        BUILT_IN[name] = TargetFacts(
+            name=name, provider=name, default_candidates=(), session="decoder_engines", shipped=SHIPPED
+        )
     process.WORKER = Path(__file__).with_name("decoder_engines.py")
 
 

@@ -22,8 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.runtimes.parity import relative_distance
 from tasks.runtimes.runner import open_runner
-from validators.providers import OPENVINO
 from validators.records.run import SessionSettings
+from validators.target_facts import OPENVINO
 
 RESULTS = Path(__file__).parent / "results"
 WIDE, ROWS = 64, 16

@@ -184,7 +184,7 @@ def main(name: str, folder: Path) -> None:
     """Compile one program."""
     import torch
 
-    from tasks.ptq.inductor.compile_process import write_package
+    from tasks.engines.inductor.compile_process import write_package
 
     class Module(torch.nn.Module):
         def __init__(self, draft: Draft, build: Callable[[Draft], Callable[[Tensor], Tensor]]) -> None:

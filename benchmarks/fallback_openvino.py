@@ -20,7 +20,7 @@ from fallback_plants import (
     transposed_input,
 )
 
-from tasks.targets.variants import session_settings
+from tasks.engines.variants import session_settings
 from validators.job.candidate_name import decode
 from validators.records.verdicts import Outcome
 

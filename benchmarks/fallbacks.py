@@ -25,10 +25,10 @@ from fallback_openvino import OPENVINO_PLANTS
 from fallback_plants import ON_CPU, PLANTS, Plant
 from numpy.typing import NDArray
 
+from tasks.engines.variants import session_settings
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.runner import open_runner
-from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.graph.source_graph import QUANTIZED_OPERATORS

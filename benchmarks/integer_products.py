@@ -28,6 +28,8 @@ import onnx
 from integer_products_models import MODELS, PROGRAM, PROGRAM_OUTPUTS, PROGRAM_RECIPES, PROGRAM_WEIGHTS, signs
 from numpy.typing import NDArray
 
+from tasks.engines.catalog import find_target
+from tasks.engines.variants import session_settings
 from tasks.evidence.torch_export import Original, convert
 from tasks.measure.inventory import processor_name, this_processor
 from tasks.ptq.build_variant import Materials, weights_form
@@ -36,8 +38,6 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.runner import open_runner
-from tasks.targets.catalog import find_target
-from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.processors import Processor

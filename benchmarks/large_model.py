@@ -3,7 +3,7 @@
     python benchmarks/large_model.py [--width 16384 --depth 12288] [PASS ...]
 
 Three MatMuls with biases and random weights, 2.4 GB of float32 with external data, in a temporary folder (`TMPDIR`) that
-needs 12 GB; 12 GB of memory. Each pass goes through `tasks.targets.variants`, as in a run; its variant is compared with the
+needs 12 GB; 12 GB of memory. Each pass goes through `tasks.engines.variants`, as in a run; its variant is compared with the
 source. Prints a line a pass: the peak of this process's memory in it, the bytes of what it made, and the relative error.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.variants import make_variant
 from tasks.measure.inventory import this_processor
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
@@ -27,7 +28,6 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import gather_weights, model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_outputs
-from tasks.targets.variants import make_variant
 from validators.job.candidate_name import decode
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Arrays, Samples

@@ -23,18 +23,18 @@ import typer
 from calibration_figures import save, share
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.variants import session_settings
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant, Worker, save_requests
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.targets.variants import session_settings
 from validators.job.candidate_name import decode
 from validators.job.job_measurement import Measurement
-from validators.providers import CPU_PROVIDER
 from validators.records.latencies import Latency
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 RESULTS = Path(__file__).parent / "results"
@@ -188,7 +188,7 @@ def _compile(model: Path, path: Path) -> None:
     """Write the package that TorchInductor makes of the same layers."""
     import torch
 
-    from tasks.ptq.inductor.compile_process import write_package
+    from tasks.engines.inductor.compile_process import write_package
 
     weights = [numpy_helper.to_array(weight) for weight in onnx.load(model).graph.initializer]
     layers = torch.nn.Sequential()

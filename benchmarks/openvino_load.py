@@ -18,8 +18,8 @@ from statistics import median
 
 from calibration_figures import save
 
+from tasks.engines.variants import session_settings
 from tasks.run.settings import prepare_environment, state_folder
-from tasks.targets.variants import session_settings
 from validators.job.candidate_name import decode
 
 RESULTS = Path(__file__).parent / "results"

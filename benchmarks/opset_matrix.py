@@ -30,17 +30,17 @@ from calibration_figures import save
 from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer
 from real_builds import build
 
+from tasks.engines.catalog import find_target, lint
+from tasks.engines.tensorrt.build import available
+from tasks.engines.variants import make_variant, session_settings
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_inventory
 from tasks.ptq.build_variant import Materials
 from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.runtimes.engines.build import available
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from tasks.targets.catalog import find_target, lint
-from tasks.targets.variants import make_variant, session_settings
 from tasks.trials.materials import materials_of
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of

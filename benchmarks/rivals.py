@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from validators.providers import CPU_PROVIDER, OPENVINO
 from validators.samples.datasets import Arrays
+from validators.target_facts import CPU_PROVIDER, OPENVINO
 
 Batches = Sequence[Arrays]
 # The provider of the target `torch-inductor`; without that target its rivals are refused.

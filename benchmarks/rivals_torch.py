@@ -34,7 +34,7 @@ def module_of(kind: str, onnx_path: Path, weights: Path | None) -> nn.Module:
 class Compiler:
     """What TorchInductor makes of a module; inputs and outputs get the names of the ONNX file.
 
-    The package's metadata names them, as `tasks.runtimes.inductor` reads them.
+    The package's metadata names them, as `tasks.engines.inductor` reads them.
     """
 
     module: nn.Module

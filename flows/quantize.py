@@ -17,6 +17,7 @@ from tasks.champion.ask_approval import check_approval, sign_off
 from tasks.champion.bundle.statement import signer_here
 from tasks.champion.compare_champion import judge_device, look_up_champion, warn_of_device
 from tasks.champion.seal_evidence import seal_evidence
+from tasks.engines.catalog import without_unsuited_engines
 from tasks.evidence.judge_calibration import judge_calibration_data
 from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
@@ -33,7 +34,6 @@ from tasks.run.log_redaction import shielded
 from tasks.run.progress_events import LEAVE_OUT, stage
 from tasks.run.settings import hands_to_workers
 from tasks.run.spare_threads import count_spare_threads
-from tasks.targets.catalog import without_unsuited_engines
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trials

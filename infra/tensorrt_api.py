@@ -22,7 +22,7 @@ from typing import Any
 WHEEL = "tensorrt-cu13-bindings==11.4.0.106"
 MODULE = "tensorrt_bindings.tensorrt"
 TARGET = Path(__file__).parents[1] / "tests" / "support" / "tensorrt_api.json"
-# What `tasks/runtimes/trt_engine` may use; whatever else it uses fails the test until it stands here.
+# What `tasks/engines/tensorrt/shipped` may use; whatever else it uses fails the test until it stands here.
 CLASSES = (
     "Builder",
     "EngineInspector",

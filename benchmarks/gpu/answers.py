@@ -16,9 +16,9 @@ from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import score_batches
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner, run_all
-from validators.providers import TENSORRT
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings, Variant
+from validators.target_facts import TENSORRT
 
 METRICS: dict[str, Metric] = {"accuracy": ACCURACY, "perplexity": PERPLEXITY}
 
@@ -62,9 +62,9 @@ def coverage_of(variant: Variant, batch: dict[str, NDArray[Any]]) -> Coverage:
     """The kernels that ran; of an engine, its layers as the runtime tells them."""
     if variant.session.provider != TENSORRT or variant.engine is None:
         return measure_coverage(variant.path, variant.session, batch)
-    from tasks.runtimes.engines.coverage import coverage_of_layers
-    from tasks.runtimes.engines.layers import parse_layers_json, with_times
-    from tasks.runtimes.engines.runner import inspect_engine
+    from tasks.engines.tensorrt.coverage import coverage_of_layers
+    from tasks.engines.tensorrt.layers import parse_layers_json, with_times
+    from tasks.engines.tensorrt.runner import inspect_engine
 
     text, times = inspect_engine(variant.engine.path, batch)
     return coverage_of_layers(variant.path, with_times(parse_layers_json(text), times), batch)

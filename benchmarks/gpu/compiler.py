@@ -31,6 +31,6 @@ def redeclare_sizes() -> None:
 
 if __name__ == "__main__":
     redeclare_sizes()
-    from tasks.ptq.inductor.compile_process import main
+    from tasks.engines.inductor.compile_process import main
 
     main(json.load(sys.stdin))

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from gpu.apart import apart
+from tasks.engines.inductor.compiler import run_compiler
+from tasks.engines.inductor.coverage import measure
 from tasks.measure.inventory import usable_cores
-from tasks.ptq.inductor.compiler import run_compiler
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
-from tasks.runtimes.inductor.coverage import measure_inductor
-from validators.providers import INDUCTOR, INDUCTOR_CUDA
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.target_facts import INDUCTOR, INDUCTOR_CUDA
 
 TARGET = "torch-cuda"
 OUTPUT = "logits"
@@ -100,7 +100,7 @@ def settings_of(device: str, label: str) -> SessionSettings:
 
 def describe_package(label: str, package: Path, request: Arrays, device: str) -> dict[str, Any]:
     """Return the size of a package, its coverage and the multiply-accumulates of a sample."""
-    coverage = measure_inductor(package, settings_of(device, label), request, None)
+    coverage = measure(package, settings_of(device, label), request, None)
     samples = len(next(iter(request.values())))
     return {
         "size_bytes": package.stat().st_size,
@@ -120,7 +120,7 @@ def relative_error(build: Callable[[], Any], package: Path, request: Arrays, dev
     """Return ||y - z|| / ||z|| of a package's answers y to the float32 module's z on the same device, without TF32."""
     import torch
 
-    from tasks.runtimes.inductor.package import InductorModel
+    from tasks.engines.inductor.shipped.model import InductorModel
 
     torch.set_default_device(device)  # a module may make positions as it goes
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

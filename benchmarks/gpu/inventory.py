@@ -9,9 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tasks.engines.inductor.session import why_no_gpu
 from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.measure.latency.nvml import open_gpu
-from tasks.runtimes.inductor.session import why_no_gpu
 from validators.errors import InfrastructureError
 
 DISTRIBUTIONS = (

@@ -12,6 +12,7 @@ import numpy as np
 from gpu.answers import rows_of
 from gpu.apart import apart
 from gpu.bundle import Bundle
+from tasks.engines.variants import make_variant, session_settings
 from tasks.measure.inventory import this_processor, usable_cores
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import make_statistics
@@ -27,14 +28,13 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner
 from tasks.storage.product import Product, code_of
 from tasks.storage.store import Store
-from tasks.targets.variants import make_variant, session_settings
 from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
-from validators.providers import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
-from validators.records.engines import BuildSettings, Engine, ShapeRange
+from validators.records.engines import BuildSettings, BuiltEngine, ShapeRange
 from validators.records.run import Gpu, SessionSettings, Variant
 from validators.samples.datasets import Arrays
+from validators.target_facts import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
 from validators.targets import is_on_gpu
 
 # The name of the source at its own precision among the candidates.
@@ -106,7 +106,7 @@ class Workshop:
         import onnxruntime
 
         if provider == TENSORRT:
-            from tasks.runtimes.engines.build import available
+            from tasks.engines.tensorrt.build import available
 
             here = self.gpu is not None and bool(available().runtimes)
         else:
@@ -119,13 +119,13 @@ class Workshop:
                 fix="put its wheels among those that the environment is made from",
             )
 
-    def _engine(self, variant: Variant) -> Engine:
-        from tasks.runtimes.engines.build import build_engine
+    def _engine(self, variant: Variant) -> BuiltEngine:
+        from tasks.engines.tensorrt.build import build_engine
 
         build = BuildSettings(profile=profile_of(self.bundle))
 
         make = partial(build_engine, variant.path, build, gpu=self.gpu, timing_caches=self.store.root / "timing")
-        return self.store.make(Product("engine", (variant.digest, build, self.gpu), Engine, make))[0]
+        return self.store.make(Product("engine", (variant.digest, build, self.gpu), BuiltEngine, make))[0]
 
     def _materials(self) -> Materials:
         source, samples, store = self.bundle.source, self.bundle.calibration, self.store

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from gpu.answers import rows_of
 from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from tasks.measure.inventory import usable_cores
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 Arrays = Mapping[str, NDArray[Any]]
 IMAGES = 500

@@ -17,11 +17,11 @@ from gpu.inventory import versions
 from gpu.modules import build_module
 from gpu.record import REFUSED, Results
 from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, end, interval, measure_limits, packed
+from tasks.engines.inductor.shipped.model import InductorModel
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
 from tasks.measure.metrics.perplexity import perplexity, score_batches
-from tasks.runtimes.inductor.package import InductorModel
 from validators.digests import digest_file
 from validators.samples.datasets import TensorSpec
 

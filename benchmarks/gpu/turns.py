@@ -17,7 +17,7 @@ from tasks.measure.latency.ratio import ratio_estimate
 from validators.samples.datasets import Arrays
 
 if TYPE_CHECKING:
-    from tasks.runtimes.inductor.package import InductorModel
+    from tasks.engines.inductor.shipped.model import InductorModel
 
 CONFIDENCE = 0.95
 PAIRS, BLOCK_COUNT, WARM_UP_SECONDS = 7, 10, 0.1
@@ -31,8 +31,8 @@ def measure_turns(
     Both are packages; `requests` has a request for each batch size. A block lasts at least `block_seconds` and ten requests.
     With `graphs` a request replays a CUDA graph, as in a run of quantgate; without, its kernels are launched one by one.
     """
+    from tasks.engines.inductor.shipped.model import InductorModel
     from tasks.measure.inventory import usable_cores
-    from tasks.runtimes.inductor.package import InductorModel
 
     models = [InductorModel(path, usable_cores()) for path in (baseline, variant)]
     for batch_size, arrays in requests.items():

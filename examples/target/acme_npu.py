@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from tasks.targets import ort_cpu
-from tasks.targets.target import RefusedPrecision
+from tasks.engines.engine import RefusedPrecision
+from tasks.engines.ort import engine as ort
 
-BASE = ort_cpu.TARGET
+BASE = ort.CPU
 FACTS = replace(
     BASE.facts,
     name="acme-npu",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.targets.catalog import lint, lint_here
+from tasks.engines.catalog import lint, lint_here
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK
 from validators.graph.lint import CONSEQUENCES, MEANING, SEVERE, Finding
 from validators.graph.source_graph import is_quantized

@@ -221,10 +221,10 @@ def init(
     _check_new(path)
     prepared()
     from flows.cli.init import job_skeleton
+    from tasks.engines.catalog import absent_engines, without_unsuited_engines
     from tasks.evidence.flavors import WITH_PROGRAM
     from tasks.evidence.model_facts import describe_file, describe_model
     from tasks.measure.inventory import take_inventory
-    from tasks.targets.catalog import absent_engines, without_unsuited_engines
     from validators.targets import facts_of
 
     if uri.endswith(".onnx"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tasks.engines.catalog import absent_engines, all_targets, find_target
+from tasks.engines.variants import refuse_other_targets
 from tasks.measure.inventory import take_inventory, usable_providers
-from tasks.targets.catalog import absent_engines, all_targets, find_target
-from tasks.targets.variants import refuse_other_targets
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.job.job import Job
@@ -31,7 +31,7 @@ def candidate_rows(job: Job) -> Rows:
             target.check_device()
         except CandidateRefused as error:
             return f"refused: {error.found}; {error.fix}"
-        if target.facts.on_gpu and target.runtime.name not in usable_providers(inventory_of(target.name)):
+        if target.facts.on_gpu and target.facts.provider not in usable_providers(inventory_of(target.name)):
             return "made and checked, not measured: `quantgate doctor` shows what is missing"
         return "numerics only: never promoted" if candidate.is_simulated else "yes"
 

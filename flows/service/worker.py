@@ -16,9 +16,9 @@ from rich.console import Console
 
 from flows.service.describe import target_rows
 from flows.service.serve import Ready
+from tasks.engines.catalog import absent_engines
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import check_server
-from tasks.targets.catalog import absent_engines
 from validators.child_environment import run_environment
 from validators.errors import InfrastructureError, JobError
 from validators.records.run import Inventory

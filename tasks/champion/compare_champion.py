@@ -24,12 +24,12 @@ from validators.errors import CandidateRefused, InfrastructureError, LibraryUnna
 from validators.gates.champion import judge_broken_champion, judge_champion_device, judge_unmeasured_champion
 from validators.gates.verdict_rules import overall
 from validators.processors import Processor
-from validators.providers import INDUCTOR, TENSORRT
 from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import INDUCTOR, TENSORRT
 
 _UNMEASURED = "to replace it unmeasured, remove its alias first"
 

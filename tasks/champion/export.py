@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.champion.readback import check_folder, download_version
+from tasks.engines.openvino_decoder.export import make_openvino_genai
 from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
@@ -34,10 +35,9 @@ from tasks.serving.handoff import (
     vllm_readme,
 )
 from tasks.serving.openvino import CONFIG, model_server_config
-from tasks.serving.openvino_genai import make_openvino_genai
 from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
-from validators.providers import GENERATORS, OPENVINO_DECODER
+from validators.target_facts import GENERATORS, OPENVINO_DECODER
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -16,16 +16,16 @@ from tasks.registry.champion_slot import EVIDENCE_DIGEST, IDENTITY, TAG
 from tasks.run.context import Run
 from tasks.runtimes.decoder_session import PRESENT
 from tasks.runtimes.libraries import describe_library
-from tasks.runtimes.providers import provider_of
 from validators.digests import digest_file, digest_text
 from validators.gates.approval import Approval
 from validators.processors import ISA_FLAGS
-from validators.providers import GENAI, GENERATORS, OPENVINO_DECODER
 from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import GENAI, GENERATORS, OPENVINO_DECODER
+from validators.targets import facts_of_provider
 
 FORMAT = 2
 # Distribution with which a consumer identifies the GPU.
@@ -120,7 +120,7 @@ def _outputs(model: Path) -> list[onnx.ValueInfoProto]:
 
 def _runtime_of(inventory: Inventory, variant: Variant) -> str:
     """Return the distribution that runs a variant, by its name in the inventory."""
-    distributions = provider_of(variant.session.provider).distributions
+    distributions = facts_of_provider(variant.session.provider).distributions
     return next(name for name in inventory.runtimes if name in distributions)
 
 

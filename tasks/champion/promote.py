@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +32,11 @@ from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
-from validators.providers import GENERATORS, OPENVINO_DECODER
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import GENERATORS
+from validators.targets import facts_of_provider
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 # Samples with which a registered version is checked, at least: one number would not show the scale of an output.
@@ -41,8 +44,6 @@ READ_BACK_SAMPLES = 8
 # Consumer of an engine, and the package that MLflow ships with it.
 ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 # Packages that consumers get with a version.
-RUNTIMES = Path(__file__).parents[1] / "runtimes"
-ENGINE_PACKAGE, DECODER_PACKAGE = RUNTIMES / "trt_engine", RUNTIMES / "openvino_decoder"
 EVIDENCE_PACKAGE = Path(__file__).with_name("signed_evidence")
 
 
@@ -158,11 +159,14 @@ def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
         return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
-def _packages(variant: Variant) -> list[str]:
+def _packages(variant: Variant, folder: Path) -> list[str]:
     """Return the folders of the packages that check the evidence, and open a variant, in the consumer."""
-    opener = (
-        ENGINE_PACKAGE if variant.engine else DECODER_PACKAGE if variant.session.provider == OPENVINO_DECODER else None
-    )
+    facts = facts_of_provider(variant.session.provider)
+    opener = folder / facts.package if facts.shipped else None
+    if opener:
+        shutil.copytree(
+            Path(import_module(facts.shipped).__path__[0]), opener, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return [str(EVIDENCE_PACKAGE), *([str(opener)] if opener else [])]
 
 
@@ -186,7 +190,7 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
             mlflow.pyfunc.log_model,
             name="variant",
             python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
-            code_paths=_packages(variant),
+            code_paths=_packages(variant, folder),
             artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()} | evidence,
             # A decoder takes prompts as well as tokens, which no signature can say.
             signature=None

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.engines.tensorrt.shipped.files import check_files
 from tasks.registry.champion_slot import MANIFEST_DIGEST, ChampionSlot
 from tasks.registry.mlflow_registry import registry_call
-from tasks.runtimes.trt_engine.files import check_files
 from validators.digests import digest_file
 from validators.errors import InfrastructureError, VersionUnsound
 from validators.gates.read_back import find_difference, tolerance_of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.champion.promote_version import LOCK_WAIT_SECONDS, check_unmoved
 from tasks.champion.readback import check_artifact, load_version
 from tasks.champion.reconcile import reconcile, restore
+from tasks.engines.catalog import find_target
 from tasks.measure.inventory import take_inventory, this_processor
 from tasks.registry.champion_slot import DEVICE, TAG, ChampionSlot, find_place, identity_at, number_at, own_versions
 from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local_locks
@@ -16,7 +17,6 @@ from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step
 from tasks.storage.locks import HeldLock
 from tasks.storage.places import open_locks
-from tasks.targets.catalog import find_target
 from validators.errors import CandidateRefused, ChampionMoved, InfrastructureError, JobError, VersionUnsound
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 

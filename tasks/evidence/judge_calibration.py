@@ -19,9 +19,9 @@ from validators.calibration.judge import judge_calibration
 from validators.calibration.model_view import ModelView
 from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
-from validators.providers import CPU_PROVIDER
 from validators.records.run import CalibrationVerdict, SessionSettings
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import CPU_PROVIDER
 
 
 @step("judge calibration data")

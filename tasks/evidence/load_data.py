@@ -30,7 +30,6 @@ from validators.gates.verdict_rules import confidence_of_each
 from validators.graph.interfaces import check_judged
 from validators.job.job import Job
 from validators.job.units import check_bounds_have_units
-from validators.providers import CPU_PROVIDER
 from validators.records.latencies import NEW_TOKENS
 from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import cluster_samples, confirmation_mask
@@ -39,6 +38,7 @@ from validators.samples.datasets import Feed, Samples, TensorSpec, check_calibra
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
+from validators.target_facts import CPU_PROVIDER
 from validators.targets import facts_of
 from validators.untrusted.s3_uris import S3Uri
 

@@ -24,7 +24,7 @@ from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, re
 from tasks.run.context import Run, log
 from tasks.run.settings import registry_uri
 from tasks.run.step import step
-from tasks.runtimes.genai.graph_bytes import decoder_bytes
+from tasks.runtimes.decoder_bytes import decoder_bytes
 from tasks.storage.product import Product
 from validators.digests import digest_file, digest_model, digest_values
 from validators.errors import SourceError

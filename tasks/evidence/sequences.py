@@ -14,11 +14,11 @@ from tasks.runtimes.ort import open_session
 from tasks.runtimes.runner import Runner, SessionRunner
 from validators.digests import digest_values
 from validators.errors import DataError
-from validators.providers import CPU_PROVIDER
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Source
 from validators.samples.datasets import Arrays, Samples
 from validators.samples.feeds import Feeds
+from validators.target_facts import CPU_PROVIDER
 
 # Sequences that run at once, unless the model's batch size is fixed.
 AT_ONCE = 32

@@ -22,10 +22,10 @@ from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
 from validators.calibration.representation import covered_share, measure_distances, project
 from validators.digests import digest_samples
 from validators.errors import DataError, JobError
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings, Source
 from validators.samples.datasets import Samples
 from validators.samples.near_duplicates import find_near_duplicates
+from validators.target_facts import CPU_PROVIDER
 
 # More would take long to run through a large model; a random draw of this size represents the pool.
 MAX_POOL_SAMPLES = 6000

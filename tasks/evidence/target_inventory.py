@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tasks.engines.catalog import absent_engines, find_target
+from tasks.engines.variants import session_settings
 from tasks.measure.inventory import take_inventory
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.runtimes.ort_gpu import device_of
-from tasks.targets.catalog import absent_engines, find_target
-from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.records.run import Inventory

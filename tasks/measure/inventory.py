@@ -12,8 +12,8 @@ from tasks.measure.latency.cgroup import quota_cores
 from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes.ort import installed_runtime
 from validators.processors import ISA_FLAGS, Processor
-from validators.providers import GPU_PROVIDERS, INDUCTOR_CUDA, TENSORRT
 from validators.records.run import Gpu, Inventory
+from validators.target_facts import GPU_PROVIDERS, INDUCTOR_CUDA, TENSORRT
 from validators.targets import engines_of, facts_of, installed_targets, is_on_gpu
 
 

@@ -1,4 +1,4 @@
-"""Passes that write a candidate's artifact; each target lists its passes in `tasks/targets`."""
+"""Passes that write a candidate's artifact; each target lists its passes in `tasks/engines`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq import cuda_forms, openvino_forms, tensorrt_forms
+from tasks.ptq import openvino_forms
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.range_methods import Range
@@ -96,7 +96,7 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
         CandidateRefused: the model does not allow it.
     """
     kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
-    slow = _slow_parts(candidate, materials) if candidate.fast else SlowParts()
+    slow = slow_parts_of(candidate, materials) if candidate.fast else SlowParts()
     nodes = [*slow.nodes, *(node for sensitivity in kept for node in sensitivity.part.nodes)]
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
@@ -120,7 +120,12 @@ def ranked_form(candidate: Candidate) -> Candidate:
     return replace(candidate, kept_parts=0, bias_corrected=False, fast=False)
 
 
-def _slow_parts(candidate: Candidate, materials: Materials) -> SlowParts:
+def slow_parts_of(candidate: Candidate, materials: Materials) -> SlowParts:
+    """Return the products that a `-fast` candidate leaves in float.
+
+    Raises:
+        CandidateRefused: `unsupported`: there are none.
+    """
     found = materials.slow_parts(candidate)
     if found.nodes:
         return found
@@ -233,49 +238,13 @@ def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str
     Raises:
         CandidateRefused: the model does not allow it.
     """
-    with _in_new_operators(materials.prepared(), materials) as graph:
+    with in_new_operators(materials.prepared(), materials) as graph:
         report = quantize_fp8(graph, ranges_for(candidate, materials.statistics(False)), candidate, path)
     return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | count_reasons(LEFT, report.left.values())
 
 
-def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form for TensorRT; return the counts of changes.
-
-    Raises:
-        CandidateRefused: the model does not allow it.
-    """
-    slow = _slow_parts(candidate, materials) if candidate.fast else SlowParts()
-    return quantize_for_tensorrt(candidate, materials, path, keep_float=slow.nodes) | slow.changes
-
-
-def quantize_for_tensorrt(
-    candidate: Candidate, materials: Materials, path: Path, *, keep_float: Collection[str] = ()
-) -> dict[str, int]:
-    """Write the form for TensorRT with the products `keep_float` in float16; return the counts of changes.
-
-    Raises:
-        CandidateRefused: see `tensorrt_form`.
-    """
-    with _in_new_operators(float_graph(candidate, materials), materials) as graph:
-        statistics = materials.statistics(candidate.smooth)
-        return tensorrt_forms.make_form(candidate, graph, statistics, path, keep_float=keep_float)
-
-
-def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form for the CUDA provider; return the counts of changes.
-
-    Raises:
-        CandidateRefused: the model does not allow it.
-    """
-    prepared = materials.prepared()
-    with _in_new_operators(prepared, materials) as graph:
-        return cuda_forms.make_form(
-            candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, prepared), path
-        )
-
-
 @contextmanager
-def _in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
+def in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
     """Yield the float graph upgraded to `OPSET`, with the same tensor names, or the graph itself if it is new enough.
 
     Forms for GPUs, and FP8, use types that operators of older opsets do not accept.

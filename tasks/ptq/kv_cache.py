@@ -21,9 +21,9 @@ from tasks.runtimes.decoder_session import PAST, PRESENT
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import CacheBits
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
+from validators.target_facts import CPU_PROVIDER
 
 ATTENTION = "GroupQueryAttention"
 # Positions in the inputs and outputs of the operator.

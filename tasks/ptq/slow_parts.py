@@ -1,7 +1,7 @@
 """Products that INT8 or FP8 makes slower, by costs of that and the float model; a `-fast` candidate leaves them in float.
 
 Costs are microseconds by the runtime's own timer: ONNX Runtime's profile, or TensorRT's on a GPU. Without a GPU, the layers
-of engines are counted (`tasks.runtimes.engines.costs`).
+of engines are counted (`tasks.engines.tensorrt.costs`).
 
 A kernel in float also needs conversions around it, which its own time does not show. So the slowest ones are left in float
 together, the model is measured again, and half of them are tried next. NVIDIA ModelOpt keeps pairs by the same ratio.

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import onnx
 from tasks.runtimes.kernel_times import kernel_events, profile, time_kernels
 from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
-from tasks.runtimes.providers import provider_of
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
-from validators.providers import CPU_PROVIDER
 from validators.records.measurements import Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.target_facts import CPU_PROVIDER
+from validators.targets import facts_of_provider
 
 # Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
@@ -45,8 +46,9 @@ def measure_coverage(
     Raises:
         CandidateRefused: the runtime does not load or run the model.
     """
-    if coverage := provider_of(settings.provider).coverage:
-        return coverage(model, settings, batch, folder)
+    if module := facts_of_provider(settings.provider).coverage:
+        found: Coverage = import_module(module).measure(model, settings, batch, folder)
+        return found
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
     if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
@@ -92,7 +94,7 @@ def coverage_of(
     for kernel, what in timed:
         by_kernel[what.name] = by_kernel.get(what.name, 0.0) + kernel.microseconds
     unfused = frozenset(find_unfused(graph, provider))
-    without_form = provider_of(provider).without_form
+    without_form = facts_of_provider(provider).without_form
     kernels = {what for _, what in timed}
     return replace(
         _sum_up(counted, events, requests),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.runtimes.providers import provider_of
+from validators.targets import facts_of_provider
 
 # Requests before the ones that count, and all requests under a profiler. Seven suffice for a share; a large model takes seconds
 # for each.
@@ -49,7 +49,7 @@ def kernel_of(args: dict[str, Any], provider: str) -> Kernel:
     kind, ran_by = args["op_name"], args["provider"]
     if ran_by != provider:
         return Kernel(f"{kind} on {ran_by}", is_low_precision=False)
-    if kind in provider_of(provider).low_precision:
+    if kind in facts_of_provider(provider).low_precision:
         return Kernel(kind, is_low_precision=True)
     inputs = args.get("input_type_shape", [])
     dtype = next(iter(inputs[0]), "") if inputs else ""

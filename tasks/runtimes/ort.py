@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,9 @@ from tasks.runtimes.decoder_session import hide_caches
 from tasks.runtimes.ort_gpu import load_libraries, why_missing
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
-from validators.providers import CUDA_PROVIDER
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
+from validators.target_facts import CUDA_PROVIDER
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -131,18 +132,13 @@ def open_session(
 def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptions:
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = settings.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.graph_optimization_level = {
-        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    }[settings.optimization]
+    from tasks.runtimes.shipped.model import options_of
+
+    options = options_of(asdict(settings))
     if as_written:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_cpu_mem_arena = False
-    for key, value in (settings.entries | (RECORD if settings.on_gpu else {})).items():
+    for key, value in (RECORD if settings.on_gpu else {}).items():
         options.add_session_config_entry(key, value)
     return options
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from validators.errors import CandidateRefused, Missing
-from validators.providers import CUDA_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CUDA_PROVIDER
 
 
 def why_missing(available: Collection[str]) -> Missing | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
-from tasks.runtimes.providers import provider_of
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
+from validators.targets import facts_of_provider
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -134,7 +135,9 @@ def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     Raises:
         CandidateRefused: the runtime does not load it (`invalid`), or something else would run it (`unsupported`).
     """
-    with (provider_of(settings.provider).opener or _open_with_onnxruntime)(model, settings) as runner:
+    session = facts_of_provider(settings.provider).session
+    opened = import_module(session).open_model if session else _open_with_onnxruntime
+    with opened(model, settings) as runner:
         yield runner
 
 

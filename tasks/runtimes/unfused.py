@@ -14,7 +14,7 @@ from __future__ import annotations
 import onnx
 
 from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
-from tasks.runtimes.providers import provider_of
+from validators.targets import facts_of_provider
 
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 CONVERSIONS = (_QUANTIZE, _DEQUANTIZE)
@@ -42,7 +42,7 @@ class _Wires:
         self.stored = {tensor.name for part in graphs for tensor in part.initializer}
         self.outputs = {value.name for part in graphs for value in part.output}
         self.makers = {name: node for node in self.nodes for name in node.output}
-        self.low = provider_of(provider).low_precision
+        self.low = facts_of_provider(provider).low_precision
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             for name in filter(None, node.input):

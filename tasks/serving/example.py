@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.serving.openvino import openvino_options
-from validators.providers import (
+from validators.target_facts import (
     CUDA_PROVIDER,
     GENAI,
     INDUCTOR_CUDA,
@@ -142,7 +142,7 @@ def _openvino_decoder(manifest: Mapping[str, Any]) -> list[str]:
         "from tokenizers import Tokenizer",
         "",
         'sys.path.insert(0, "../code")  # of the same version',
-        "from openvino_decoder.model import OpenVinoDecoder",
+        "from quantgate_openvino_decoder.model import OpenVinoDecoder",
         "",
         f"options = {dict(settings['provider_options'])!r}",
         f'session = OpenVinoDecoder(Path("{FOLDER}/model.onnx"), {settings["threads"]}, options)',
@@ -188,7 +188,7 @@ def _engine() -> list[str]:
         "import numpy as np",
         "",
         'sys.path.insert(0, "../code")  # of the same version',
-        "from trt_engine.load import open_version",
+        "from quantgate_tensorrt.load import open_version",
         "",
         f'session = open_version(Path("{FOLDER}"), json.loads(Path("manifest.json").read_text(encoding="utf-8")))',
         "",

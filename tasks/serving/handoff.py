@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.serving.sections import shown, unchecked_device
 from validators.errors import JobError
-from validators.providers import GENAI, GENERATORS
+from validators.target_facts import GENAI, GENERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -9,7 +9,7 @@ import yaml
 from tasks.serving.promoted import Promoted
 from validators.job.candidate_name import decode
 from validators.job.job import MetricName
-from validators.providers import GENAI, INDUCTORS, OPENVINO, OPENVINO_DECODER
+from validators.target_facts import GENAI, INDUCTORS, OPENVINO, OPENVINO_DECODER
 
 # The Hub's names of libraries, by provider; ONNX Runtime runs the rest.
 _LIBRARIES = {OPENVINO: "openvino", OPENVINO_DECODER: "openvino", GENAI: "onnx"} | dict.fromkeys(INDUCTORS, "pytorch")

@@ -20,8 +20,8 @@ from typing import Any
 
 from tasks.serving.sections import unchecked_device
 from validators.errors import JobError
-from validators.providers import OPENVINO
 from validators.samples.datasets import TensorSpec
+from validators.target_facts import OPENVINO
 
 CONFIG = "config.json"
 PRECISION = "INFERENCE_PRECISION_HINT"

@@ -12,9 +12,9 @@ from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.providers import GENAI, GENERATORS, INDUCTORS, OPENVINO, OPENVINO_DECODER
 from validators.records.latencies import NEW_TOKENS
 from validators.samples.datasets import TensorSpec
+from validators.target_facts import GENAI, GENERATORS, INDUCTORS, OPENVINO, OPENVINO_DECODER
 
 
 def version_readme(promoted: Promoted) -> str:

@@ -31,8 +31,8 @@ from tasks.serving.sections import unchecked_device
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
-from validators.providers import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO
 from validators.samples.datasets import TensorSpec
+from validators.target_facts import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
 # numpy dtype name to `DataType` of model_config.proto.

@@ -22,7 +22,7 @@ CUTS = (
     # The check of a registered version, which every use repeats.
     "tasks.champion.readback",
     # The availability of a target, and how to install what is missing.
-    "tasks.targets.availability",
+    "tasks.engines.availability",
     # The run around a maker: its budget, log, progress and retries.
     "tasks.run.clock",
     "tasks.run.context",
@@ -43,11 +43,11 @@ CUTS = (
     "validators.job.job_gates",
     "validators.job.job_measurement",
     # The linter, which judges files and makes none.
-    "tasks.targets.ort_lint",
-    "tasks.targets.tensorrt_lint",
+    "tasks.engines.ort.lint",
+    "tasks.engines.ort.rules",
+    "tasks.engines.tensorrt.lint",
+    "tasks.engines.tensorrt.rules",
     "validators.graph.lint",
-    "validators.graph.ort_rules",
-    "validators.graph.tensorrt_rules",
 )
 
 
@@ -76,10 +76,11 @@ def code_of(maker: Callable[..., Any]) -> str:
     """Return the digest of a maker's source code; an empty text for a maker outside our packages."""
     while isinstance(maker, functools.partial):
         maker = maker.func
-    return _digest_of(maker.__module__)
+    return code_of_module(maker.__module__)
 
 
 @functools.cache
-def _digest_of(module: str) -> str:
+def code_of_module(module: str) -> str:
+    """Return the digest of a module's source code; see `code_of`."""
     file = OURS.modules.get(module)
     return OURS.digest(file, CUTS) if file else ""

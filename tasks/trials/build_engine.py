@@ -10,24 +10,24 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from tasks.engines.catalog import lint
+from tasks.engines.tensorrt.build import available, make_engine, settings_of
+from tasks.engines.tensorrt.build_process import copy_log, read_log
+from tasks.engines.tensorrt.coverage import coverage_of_layers, kernels_of_nodes
+from tasks.engines.tensorrt.errors import notes_in
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
 from tasks.run.context import Run
-from tasks.runtimes.engines.build import available, make_engine, settings_of
-from tasks.runtimes.engines.build_process import copy_log, read_log
-from tasks.runtimes.engines.coverage import coverage_of_layers, kernels_of_nodes
-from tasks.runtimes.engines.errors import notes_in
 from tasks.storage.product import Product
-from tasks.targets.catalog import lint
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.job import WINDOW_METRICS
-from validators.providers import CPU_PROVIDER
-from validators.records.engines import Engine
+from validators.records.engines import BuiltEngine
 from validators.records.run import Inventory, SessionSettings, Variant
 from validators.samples.run_inputs import RunInputs
 from validators.samples.words import SHOWN, and_more
+from validators.target_facts import CPU_PROVIDER
 
 # ONNX Runtime 1.31.1 rewrites Q/DQ pairs also at the level `basic`: float biases become integers, pairs are moved and
 # duplicated, and MatMul with INT4 weights becomes Gemm. The simulation must compute the pairs that TensorRT reads.
@@ -64,7 +64,7 @@ def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
 
 def _engine(
     run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant, compute_capabilities: tuple[str, ...]
-) -> Engine:
+) -> BuiltEngine:
     """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
     build = settings_of(run.job, run_inputs.evidence, compute_capabilities, accuracy_batch=_most_at_once(run))
     inputs = (
@@ -74,10 +74,10 @@ def _engine(
         asdict(available()),
     )
     make = partial(make_engine, variant.path, build, inventory.gpu, run.state / "timing-caches", partial(_kept, run))
-    return run.store.make(Product("engine", inputs, Engine, make))[0]
+    return run.store.make(Product("engine", inputs, BuiltEngine, make))[0]
 
 
-def _least_covered(run: Run, run_inputs: RunInputs, variant: Variant, engines: Sequence[Engine]) -> Engine:
+def _least_covered(run: Run, run_inputs: RunInputs, variant: Variant, engines: Sequence[BuiltEngine]) -> BuiltEngine:
     """Return the engine with the smallest share of low-precision multiplications; the first if all use the same kernels."""
     kernels = [kernels_of_nodes(engine.layers) for engine in engines]
     if all(found == kernels[0] for found in kernels):
@@ -88,7 +88,7 @@ def _least_covered(run: Run, run_inputs: RunInputs, variant: Variant, engines: S
     return engines[shares.index(min(shares))]
 
 
-def _warnings(engine: Engine) -> tuple[str, ...]:
+def _warnings(engine: BuiltEngine) -> tuple[str, ...]:
     return notes_in(read_log(engine.log))
 
 

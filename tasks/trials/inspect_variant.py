@@ -10,7 +10,6 @@ from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.request import request_of
 from tasks.measure.sanity import make_sanity, probe_batches, sanity_batches
 from tasks.run.context import Run
-from tasks.runtimes.providers import provider_of
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.job.candidate_name import decode
@@ -19,7 +18,7 @@ from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
 from validators.records.run import Inventory, Variant
 from validators.samples.run_inputs import RunInputs
-from validators.targets import facts_of
+from validators.targets import facts_of, facts_of_provider
 
 
 def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
@@ -35,7 +34,7 @@ def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
     def baseline_kernels() -> KernelProfile | None:
         provider = baseline.session.provider
         # Kernels of two providers cannot be compared, and of one only those in ONNX Runtime's profile.
-        if provider != variant.session.provider or provider_of(provider).coverage is not None:
+        if provider != variant.session.provider or facts_of_provider(provider).coverage:
             return None
         make = partial(make_kernels, baseline, run_inputs.evidence, point)
         return run.store.make(Product("kernels", (baseline.measured_as, *request), KernelProfile, make))[0]

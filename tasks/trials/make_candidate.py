@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from tasks.engines.catalog import find_target
+from tasks.engines.variants import why_unmeasured
 from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import ReductionSize
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import CANDIDATES_SHARE, Run, log
 from tasks.run.progress_events import EVALUATE, MAKE
 from tasks.run.step import step
-from tasks.targets.catalog import find_target
-from tasks.targets.variants import why_unmeasured
 from tasks.trials.build_engine import with_engine
 from tasks.trials.gather import trial_of
 from tasks.trials.inspect_variant import agreement_with_baseline, coverage_of, sanity_of

@@ -10,9 +10,14 @@ from typing import Any
 
 import onnx
 
+from tasks.engines.catalog import code_of_engine, find_target
+from tasks.engines.tensorrt.build import settings_of
+from tasks.engines.tensorrt.costs import EngineCosts
+from tasks.engines.tensorrt.forms import quantize_for_tensorrt
+from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
-from tasks.ptq.build_variant import Materials, float_graph, quantize_for_tensorrt, quantize_int8, ranked_form
+from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
@@ -26,19 +31,15 @@ from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
-from tasks.runtimes.engines.build import settings_of
-from tasks.runtimes.engines.costs import EngineCosts
 from tasks.storage.product import Product
-from tasks.targets.catalog import find_target
-from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
-from validators.providers import CPU_PROVIDER
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import CPU_PROVIDER
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def variant_from_store(
         # A refusal for lack of memory is stored, and must not outlive a larger limit.
         run.job.calibration.max_memory_mb,
         run.job.budgets.memory_mb,
+        code_of_engine(candidate.target),
     )
     make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
     return run.store.make(Product("variant", inputs, MadeVariant, make))
@@ -168,6 +170,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             inventory.device_key,
             [asdict(library) for library in run.libraries],
             [asdict(build) for build in builds],
+            code_of_engine(candidate.target),
         )
         make = partial(_make_slow_parts, run, run_inputs, inventory, materials, builds, plain)
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasks.engines.catalog import find_target
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
@@ -13,7 +14,6 @@ from tasks.run.context import Run, log
 from tasks.run.progress_events import BASELINE
 from tasks.run.step import step
 from tasks.run.user_functions import job_metric
-from tasks.targets.catalog import find_target
 from tasks.trials.build_engine import with_engine
 from tasks.trials.measure_accuracy import measure_accuracy, on_selection
 from validators.errors import CandidateRefused, InfrastructureError, SourceError

@@ -11,9 +11,9 @@ from tasks.run.context import Run
 from tasks.run.step import step
 from tasks.storage.product import Product
 from tasks.trials.materials import prepared_product
-from validators.providers import CPU_PROVIDER
 from validators.records.run import Inventory, SessionSettings, Trial
 from validators.samples.run_inputs import RunInputs
+from validators.target_facts import CPU_PROVIDER
 
 
 @step("measure saturation")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
+from tasks.engines.catalog import find_target
 from tasks.measure.kernel_costs import KernelCosts, make_kernel_costs
 from tasks.ptq.build_variant import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import Run, log
 from tasks.storage.product import Product
-from tasks.targets.catalog import find_target
 from tasks.trials.gather import merge_copies, trial_of
 from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData, with_confidence

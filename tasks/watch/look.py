@@ -21,9 +21,9 @@ from tasks.watch.subject import WatchedChampion
 from validators.errors import CandidateRefused, DataError
 from validators.job.job import OF_SEVERAL_OUTPUTS
 from validators.job.job_watch import Watch
-from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
+from validators.target_facts import CPU_PROVIDER, TENSORRT
 
 
 @dataclass(frozen=True)

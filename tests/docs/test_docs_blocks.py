@@ -25,7 +25,7 @@ from docs_python import PREPARED, run_blocks
 from driving import environment, write_job
 
 from flows.cli.app import app
-from validators.graph.tensorrt_rules import TENSORRT_RULES
+from tasks.engines.tensorrt.rules import TENSORRT_RULES
 from validators.job.read_job import parse_job
 
 # Programs of others, which no test here starts: what is told of them is their own.

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from tensorrt_rules import check_form, draw
 
+from tasks.engines.tensorrt.build import available, build_engine, profile_of
+from tasks.engines.tensorrt.costs import EngineCosts
+from tasks.engines.tensorrt.coverage import coverage_of_layers
+from tasks.engines.tensorrt.forms import make_form
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.slow_parts import find_slow_parts
-from tasks.ptq.tensorrt_forms import make_form
-from tasks.runtimes.engines.build import available, build_engine, profile_of
-from tasks.runtimes.engines.costs import EngineCosts
-from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import describe_inputs, open_session, run_batches
 from validators.job.candidate_name import decode
 from validators.job.job_engines import Engines

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from engines import Fakes, faked
 
-from tasks.runtimes.trt_engine import load
-from tasks.runtimes.trt_engine.build import NodeError, Plan
+from tasks.engines.tensorrt.shipped import load
+from tasks.engines.tensorrt.shipped.build import NodeError, Plan
 from validators.digests import digest_file, digest_model
 from validators.records.engines import BuildSettings, EngineManifest, ShapeRange
 
@@ -271,22 +271,23 @@ def test_without_a_gpu_nothing_is_tried(
 
 
 CONSUMER = """
-import json, sys, warnings
+import json, shutil, sys, warnings
 warnings.simplefilter("ignore")
 import mlflow, mlflow.pyfunc
 import numpy as np
 tests, tasks, folder, *drivers = sys.argv[1:]
+shutil.copytree(f"{tasks}/engines/tensorrt/shipped", "quantgate_tensorrt")
 mlflow.pyfunc.save_model(
     "model",
     python_model=f"{tasks}/champion/consumer/consumer_tensorrt.py",
-    code_paths=[f"{tasks}/runtimes/trt_engine"],
+    code_paths=["quantgate_tensorrt"],
     artifacts={"variant": folder, "manifest": f"{folder}.json"},
     pip_requirements=["numpy"],
 )
 sys.path[:0] = [tests, "model/code"]
 from engines import faked
 with faked():
-    from trt_engine import build, load
+    from quantgate_tensorrt import build, load
     load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
     for driver in drivers:
         load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}

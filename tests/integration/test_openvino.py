@@ -21,16 +21,16 @@ from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
+from tasks.engines.openvino import session as openvino
+from tasks.engines.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
+from tasks.engines.openvino.shipped.model import message_of
+from tasks.engines.variants import refuse_other_targets, session_settings
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.kernels import Kernel
-from tasks.runtimes.openvino import session as openvino
-from tasks.runtimes.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
-from tasks.runtimes.openvino.model import message_of
 from tasks.runtimes.runner import open_runner
-from tasks.targets.variants import refuse_other_targets, session_settings
 from tasks.trials import make_candidate
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage

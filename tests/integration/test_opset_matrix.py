@@ -12,10 +12,10 @@ from exported_models import LENGTH, TOKENS, transformer
 from opset_matrix import ENGINES, open_bench
 from processors import HERE
 
+from tasks.engines.variants import make_variant
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.graph.upgrade import upgrade_opset
-from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 

@@ -21,12 +21,12 @@ from onnx import TensorProto, helper, numpy_helper
 from other_processor import environment, own_kind, why_not
 from processors import AMX
 
+from tasks.engines.variants import make_variant
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.variants import make_variant
 from validators.digests import digest_file
 from validators.job.candidate_name import decode
 from validators.processors import PORTABLE

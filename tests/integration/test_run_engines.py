@@ -13,7 +13,7 @@ from conftest import Tiny
 from driving import Answer, run_jobs, write_job
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.runtimes.engines.build import available
+from tasks.engines.tensorrt.build import available
 from validators.targets import facts_of
 
 # Blocks of 128 do not divide the 64 features of the tiny model.

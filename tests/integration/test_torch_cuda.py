@@ -13,11 +13,11 @@ from processors import AMX
 from torch_cuda_twin import NAME
 from torch_sources import input_of, materials_of, write_source
 
+from tasks.engines.inductor import session as inductor
+from tasks.engines.inductor.engine import CUDA
+from tasks.engines.variants import make_variant, refuse_other_targets
 from tasks.runtimes.coverage import measure_coverage
-from tasks.runtimes.inductor import session as inductor
 from tasks.runtimes.runner import open_runner
-from tasks.targets.torch_cuda import TARGET
-from tasks.targets.variants import make_variant, refuse_other_targets
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.targets import GROUP, installed_targets, load_target
@@ -146,8 +146,8 @@ def test_torch_without_a_gpu_is_named() -> None:
     missing = inductor.why_no_gpu()
     if missing is None:
         pytest.skip("torch computes on a GPU here")
-    found = TARGET.availability(())
+    found = CUDA.availability(())
     assert not found.is_here and found.mend
     with pytest.raises(CandidateRefused) as caught:
-        TARGET.check_device()
+        CUDA.check_device()
     assert caught.value.kind == "unsupported"

@@ -12,13 +12,13 @@ from driving import TESTS, environment
 from processors import AMX, HERE
 from torch_sources import input_of, materials_of, write_source
 
+from tasks.engines.catalog import find_target
+from tasks.engines.inductor import session as inductor
+from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.ptq.build_variant import Materials
 from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.coverage import measure_coverage
-from tasks.runtimes.inductor import session as inductor
 from tasks.runtimes.runner import open_runner
-from tasks.targets.catalog import find_target
-from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.candidate_name import decode

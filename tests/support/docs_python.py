@@ -123,7 +123,7 @@ PREPARED: dict[str, tuple[str, str]] = {
     "docs/new-target.md": (
         "",
         """
-    from tasks.targets.ort_cpu import TARGET as CPU
+    from tasks.engines.ort.engine import CPU
     assert TARGET.name == "acme-npu" and TARGET.session is CPU.session and set(TARGET.passes) == {"fp32", "int8"}
     """,
     ),

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_rules import Array, draw, op
 
-from tasks.runtimes.trt_engine.build import Plan, build_plan
+from tasks.engines.tensorrt.shipped.build import Plan, build_plan
 
 FLOAT16, FLOAT32 = TensorProto.FLOAT16, TensorProto.FLOAT
 # Samples of 32 numbers, as the inputs of all models here unless they say otherwise.

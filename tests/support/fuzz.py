@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from odd import Odd, distance, run
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.variants import make_variant
 from tasks.ptq.graph.edits import gather_weights
 from tasks.runtimes.runner import open_runner
-from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused, SourceError
 from validators.job.candidate_name import decode
 

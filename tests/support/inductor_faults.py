@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torchao.quantization.pt2e.quantize_pt2e  # noqa: F401 - registers the operators of pairs
 
-from tasks.ptq.inductor.compile_process import write_package
+from tasks.engines.inductor.compile_process import write_package
 
 pairs: Any = torch.ops.quantized_decomposed
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import HERE
 
+from tasks.engines.variants import make_variant
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
 from tasks.ptq.build_variant import Materials, quantize_int8
@@ -31,7 +32,6 @@ from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
-from tasks.targets.variants import make_variant
 from validators.graph.source_graph import check_source_graph
 from validators.job.candidate_name import Candidate, decode
 from validators.records.libraries import Libraries

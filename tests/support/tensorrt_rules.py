@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from tasks.targets.catalog import lint
+from tasks.engines.catalog import lint
 
 Array = NDArray[Any]
 # What forms may break: a depthwise convolution is padded whoever quantizes it, a product of as many channels as a block has is

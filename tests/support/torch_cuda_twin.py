@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.targets.torch_cuda import make_target
-from validators.providers import INDUCTOR
+from tasks.engines.inductor.engine import make_engine
+from validators.target_facts import INDUCTOR
 from validators.targets import facts_of
 
 NAME = "torch-cuda-twin"
 _FACTS = facts_of("torch-cuda")
-TARGET = make_target(
+TARGET = make_engine(
     replace(
         _FACTS,
         name=NAME,

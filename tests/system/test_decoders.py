@@ -16,9 +16,9 @@ from driving import TESTS, Answer, environment, lend_both, run_jobs, write_job
 from scipy.special import logsumexp
 from tokenizers import Tokenizer
 
+from tasks.engines.variants import session_settings
 from tasks.measure.continuations import Generator
 from tasks.runtimes.runner import open_runner
-from tasks.targets.variants import session_settings
 from validators.job.candidate_name import decode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

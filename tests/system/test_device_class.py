@@ -12,7 +12,7 @@ import pytest
 from conftest import Tiny
 from driving import Answer, register_models, run_jobs, write_job
 
-from tasks.runtimes.openvino import session as openvino
+from tasks.engines.openvino import session as openvino
 
 missing = openvino.why_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing is not None, reason=missing.found if missing else "")]

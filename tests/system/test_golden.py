@@ -14,7 +14,7 @@ from conftest import Tiny
 from driving import Answer, environment, register_models, run_jobs, write_job
 from test_promotion import driven
 
-from tasks.runtimes.openvino import session as openvino
+from tasks.engines.openvino import session as openvino
 from validators.digests import digest_file
 
 ROOT = Path(__file__).parents[2]

@@ -20,9 +20,9 @@ from gpu.bundle import Bundle, Notes, narrow, pack, unpack
 from gpu.pytorch_modes import MODES, measure_launch, rows_of_module
 from packages import linked
 
-from tasks.runtimes.inductor.session import why_missing
-from validators.providers import CPU_PROVIDER
+from tasks.engines.inductor.session import why_missing
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 # The export, and a process for each figure, which imports PyTorch or ONNX Runtime anew.
 pytestmark = pytest.mark.slow

@@ -17,10 +17,10 @@ from llama_cpp import LlamaCpp
 from numpy.typing import NDArray
 from processors import HERE
 
+from tasks.engines.genai.shipped.model import GenaiModel
+from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
-from tasks.runtimes.genai.model import GenaiModel
-from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
 from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
 from tasks.serving.checkpoint.export import make_checkpoint
 from tasks.serving.checkpoint.names import checkpoint_of

@@ -12,7 +12,7 @@ from conftest import Tiny
 from driving import TESTS, environment, lend_both, run_jobs, write_job
 from torch_cuda_twin import NAME
 
-from tasks.runtimes.inductor import session as inductor
+from tasks.engines.inductor import session as inductor
 
 MISSING = inductor.why_missing() or inductor.why_no_int8()
 # Compilers take a minute for a package.

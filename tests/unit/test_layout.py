@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from validators.targets import BUILT_IN
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "validators")
 # Rooms from the lowest to the highest: each imports only from rooms of earlier lines and from itself.
@@ -22,7 +24,7 @@ ORDER = (
     ("tasks.reporting", "tasks.runtimes"),
     ("tasks.ptq", "tasks.serving"),
     ("tasks.measure",),
-    ("tasks.targets",),
+    ("tasks.engines",),
     ("tasks.run",),
     ("tasks.registry",),
     ("tasks.evidence", "tasks.records"),
@@ -43,13 +45,17 @@ PURE = (
     "tasks/reporting",
     "tasks/serving",
     "tasks/storage",
-    "tasks/targets",
+    "tasks/engines",
     "validators",
 )
 # Folders that go with versions, and the packages that each imports.
 SHIPPED = {
-    "tasks/runtimes/trt_engine": {"numpy"},
-    "tasks/runtimes/openvino_decoder": {"numpy", "openvino"},
+    "tasks/engines/tensorrt/shipped": {"numpy"},
+    "tasks/engines/openvino_decoder/shipped": {"numpy", "openvino"},
+    "tasks/engines/openvino/shipped": {"numpy", "openvino"},
+    "tasks/engines/genai/shipped": {"numpy", "onnxruntime_genai"},
+    "tasks/engines/inductor/shipped": {"numpy", "torch"},
+    "tasks/runtimes/shipped": {"onnxruntime"},
     "tasks/champion/signed_evidence": {"cryptography", "yaml"},
 }
 # Modules of a package, without those of packages inside it; entries of tasks/ and of validators/.
@@ -178,7 +184,7 @@ def test_the_consumer_of_engines_imports_its_packages_alone() -> None:
     names = {
         name.partition(".")[0] for name in imports(ROOT / "tasks" / "champion" / "consumer" / "consumer_tensorrt.py")
     }
-    assert names - sys.stdlib_module_names == {"mlflow", "numpy", "trt_engine", "signed_evidence"}
+    assert names - sys.stdlib_module_names == {"mlflow", "numpy", "quantgate_tensorrt", "signed_evidence"}
 
 
 def test_flows_define_no_records_and_no_tasks() -> None:
@@ -216,24 +222,23 @@ def test_no_foreign_distribution_has_our_packages_names() -> None:
 
 
 def test_the_measuring_process_imports_little() -> None:
-    """The standard library, numpy and the runtime: whatever else lives in the process could compute while it measures. Where
-    the job names functions of the user's, what loads them comes along, on a GPU what opens models there, nothing besides."""
+    """The standard library, numpy and the engine's shipped module: whatever else lives in the process could compute while it
+    measures. Where the job names functions of the user's, what loads them comes along, on a GPU what opens models there."""
     found = {
         name
         for name in imports(ROOT / "tasks" / "measure" / "latency" / "worker.py")
         if name.partition(".")[0] not in sys.stdlib_module_names | {"__future__"}
     }
     ours = {name for name in found if name.partition(".")[0] in PACKAGES}
-    assert found - ours == {"numpy", "onnxruntime"}
+    assert found - ours == {"numpy"}
     assert {name for name in ours if not any(other.startswith(f"{name}.") for other in ours)} == {
         "tasks.measure.metrics.user_code.load_function",
         "tasks.measure.latency.gpu.load",
-        "tasks.runtimes.genai.model.GenaiModel",
-        "tasks.runtimes.inductor.package.InductorModel",
-        "tasks.runtimes.openvino.model.OpenVinoModel",
-        "tasks.runtimes.openvino_decoder.model.OpenVinoDecoder",
         "validators.errors.CandidateRefused",
     }
     worker = ast.parse((ROOT / "tasks" / "measure" / "latency" / "worker.py").read_text(encoding="utf-8"))
+    assert {facts.loader for facts in BUILT_IN.values()} == {
+        f"{folder.replace('/', '.')}.model" for folder in SHIPPED if folder != "tasks/champion/signed_evidence"
+    } | {"tasks.engines.tensorrt.shipped.model"}
     at_the_top = [node.module or "" for node in worker.body if isinstance(node, ast.ImportFrom)]
     assert not any(name.partition(".")[0] in PACKAGES for name in at_the_top)

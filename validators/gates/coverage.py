@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from validators.job.candidate_name import HALF_PRECISIONS, decode
 from validators.job.job_gates import Gates
-from validators.providers import INDUCTOR, INDUCTOR_CUDA, OPENVINO, TENSORRT
 from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
 from validators.samples.words import SHOWN, and_more
+from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, OPENVINO, TENSORRT
 
 
 def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:

@@ -78,7 +78,7 @@ class EngineManifest:
 
 
 @dataclass(frozen=True)
-class Engine:
+class BuiltEngine:
     """A built engine: file, manifest, builder log, timing cache, and the layers that TensorRT reports."""
 
     path: Path

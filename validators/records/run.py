@@ -10,8 +10,7 @@ from typing import Any, Literal
 from validators.digests import digest_values
 from validators.errors import RefusalKind
 from validators.processors import Processor
-from validators.providers import GPU_PROVIDERS
-from validators.records.engines import Engine
+from validators.records.engines import BuiltEngine
 from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.libraries import Libraries
@@ -26,6 +25,7 @@ from validators.records.measurements import (
     SliceDrop,
 )
 from validators.records.verdicts import Verdict
+from validators.targets import facts_of_provider
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 # Parses `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
@@ -169,7 +169,7 @@ class SessionSettings:
     @property
     def on_gpu(self) -> bool:
         """True if the session computes on an NVIDIA GPU."""
-        return self.provider in GPU_PROVIDERS
+        return facts_of_provider(self.provider).on_gpu
 
     @property
     def described(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Variant:
     proof: Proof = "measured"
     changes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    engine: Engine | None = None
+    engine: BuiltEngine | None = None
     compile_seconds: float | None = None
     decoder: DecoderBytes | None = None
     saturates_without: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ import mlflow
 import mlflow.pyfunc
 import numpy as np
 
-# Environment variable for a version or device other than the approved one. `trt_engine/load.py` applies it to engines.
+# Environment variable for a version or device other than the approved one; `tasks/engines/tensorrt/shipped` has it too.
 POLICY = "QUANTGATE_MISMATCH"
 # Environment variable with the session's threads, which overrides the approved number and its cap.
 THREADS = "QUANTGATE_THREADS"
@@ -238,7 +238,7 @@ def _refuse_strays(session: Any, provider: str) -> None:
         )
 
 
-# Must agree with `trt_engine/files.py`; this file is shipped alone and cannot import it.
+# Must agree with `tasks/engines/tensorrt/shipped/files.py`; this file is shipped alone and cannot import it.
 def _check_files(folder: Path, files: dict[str, str]) -> None:
     """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests.
 
@@ -397,7 +397,7 @@ def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tupl
     return loader, answer
 
 
-# Must agree with `tasks/runtimes/inductor/package.py`.
+# Must agree with `tasks/engines/inductor/shipped/model.py`.
 def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
     """Return why arrays do not fit a package, empty if they do: dynamic axes of one symbol have one size."""
     sizes: dict[str, int] = {}
@@ -544,7 +544,7 @@ def _open_openvino_decoder(folder: Path, manifest: dict[str, Any], threads: int)
     try:
         import openvino as ov
         import tokenizers  # noqa: F401  # a missing package is told here
-        from openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]  # beside the version
+        from quantgate_openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]  # beside the version
     except ImportError as error:
         raise RuntimeError(
             f"found no package {error.name}; expected {wanted} and tokenizers, which run the variant; install them"

@@ -1,10 +1,10 @@
 """Code behind `mlflow.pyfunc.load_model("models:/<name>@champion-tensorrt").predict({...})` for a consumer of TensorRT.
 
-MLflow copies this file beside the variant, and by `code_paths` the folder `trt_engine`, which it puts on the path as a package
-of that name. Both may import mlflow, numpy, TensorRT and CUDA's bindings, but nothing of quantgate.
+MLflow copies this file beside the variant, and by `code_paths` the folder `quantgate_tensorrt`, which it puts on the path.
+ Both may import mlflow, numpy, TensorRT and CUDA's bindings, but nothing of quantgate.
 
 The artifacts are `variant`, the folder with `model.onnx`, `engine.plan` and, if there is one, `timing.cache`, and `manifest`,
-whose keys `trt_engine.load` describes.
+whose keys `quantgate_tensorrt.load` describes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EngineChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defin
 
             require_evidence(context.artifacts)
         # Imported here: MLflow also runs this file at registration, where the package is not on the path.
-        from trt_engine.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this runs
+        from quantgate_tensorrt.load import open_version  # type: ignore[import-not-found,unused-ignore]  # on the path where this runs
 
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         self.engine = open_version(Path(context.artifacts["variant"]), manifest)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.runtimes.runner import Runner, open_runner
-from validators.providers import TENSORRT
 from validators.records.libraries import Library
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.target_facts import TENSORRT
 
 # A bound request keeps its inputs and outputs on the GPU. With TensorRT it also has its own execution context.
 MOST_BOUND = 8

@@ -22,6 +22,7 @@ from validators.child_environment import HOOKS, child_environment
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
+from validators.targets import facts_of_provider
 
 if TYPE_CHECKING:
     from validators.job.job_measurement import Measurement
@@ -200,6 +201,7 @@ def _config(contestant: Contestant, inputs: Path, measurement: Measurement | Non
         "inputs": str(inputs),
         **asdict(settings),
         "on_gpu": settings.on_gpu,
+        "loader": facts_of_provider(settings.provider).loader,
         "libraries": [str(library.path) for library in settings.libraries],
         "preprocess": measurement.preprocess if measurement else None,
         "postprocess": measurement.postprocess if measurement else None,

@@ -19,18 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 HOOKS = ("preprocess", "postprocess")
-# As in `validators.providers`, which is not imported here.
-OPENVINO, INDUCTOR, GENAI, OPENVINO_DECODER = "OpenVINO", "TorchInductor", "OnnxRuntimeGenAI", "OpenVINODecoder"
 HIGHEST_PRIORITY = -20  # setpriority(2)
 RESET_PEAK = "5"  # proc_pid_clear_refs(5): the peak resident size becomes the present one
 Batch = dict[str, np.ndarray]
@@ -53,24 +49,6 @@ class Model(Protocol):
     def run(self, batch: Batch) -> list[Any]: ...
 
     def bound(self, batch: Batch) -> Request: ...
-
-
-class SessionModel:
-    """A session on the processor, where no arrays are copied."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
-        self.providers = session.get_providers()
-        self.most_bound = sys.maxsize
-
-    def run(self, batch: Batch) -> list[Any]:
-        return list(self._session.run(None, batch))
-
-    def bound(self, batch: Batch) -> Request:
-        def request() -> Any:
-            return self._session.run(None, batch)
-
-        return request
 
 
 def main() -> None:
@@ -163,56 +141,11 @@ def _measure(
 
 
 def _load(config: dict[str, Any]) -> tuple[Model, float]:
-    """Return a model on the processor and its load time in milliseconds."""
-    open_model = OPENERS.get(config["provider"], _session)(config)
+    """Return a model on the processor and its load time in milliseconds, without the import of the runtime."""
+    load = import_module(config["loader"]).load
     started = time.perf_counter_ns()
-    model = open_model()
+    model: Model = load(Path(config["model"]), config)
     return model, (time.perf_counter_ns() - started) / 1e6
-
-
-def _openvino(config: dict[str, Any]) -> Callable[[], Model]:
-    from tasks.runtimes.openvino.model import OpenVinoModel
-
-    return partial(OpenVinoModel, Path(config["model"]), config["threads"], config["provider_options"])
-
-
-def _inductor(config: dict[str, Any]) -> Callable[[], Model]:
-    from tasks.runtimes.inductor.package import InductorModel
-
-    return partial(InductorModel, Path(config["model"]), config["threads"])
-
-
-def _genai(config: dict[str, Any]) -> Callable[[], Model]:
-    from tasks.runtimes.genai.model import GenaiModel
-
-    return partial(GenaiModel, Path(config["model"]), config["threads"], config["provider_options"])
-
-
-def _openvino_decoder(config: dict[str, Any]) -> Callable[[], Model]:
-    from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
-
-    return partial(OpenVinoDecoder, Path(config["model"]), config["threads"], config["provider_options"])
-
-
-# Engines by provider; any other is a provider of ONNX Runtime.
-OPENERS = {OPENVINO: _openvino, INDUCTOR: _inductor, GENAI: _genai, OPENVINO_DECODER: _openvino_decoder}
-
-
-def _session(config: dict[str, Any]) -> Callable[[], Model]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = config["threads"]
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.graph_optimization_level = getattr(
-        ort.GraphOptimizationLevel, f"ORT_ENABLE_{config['optimization'].upper()}"
-    )
-    for key, value in config["entries"].items():
-        options.add_session_config_entry(key, value)
-    for library in config["libraries"]:
-        options.register_custom_ops_library(library)
-    return lambda: SessionModel(ort.InferenceSession(config["model"], options, providers=[config["provider"]]))
 
 
 def _block(requests: Sequence[Request], seconds: float, count: int) -> list[int]:

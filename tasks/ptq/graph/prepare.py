@@ -93,7 +93,7 @@ def _compared(
 def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str, int]:
     """Apply ONNX Runtime's transformer fusions (attention, GELU, layer norm); return the number of new nodes by operator.
 
-    The sum before a layer norm is not fused: the fused node runs several times slower (`tasks.targets.ort_cpu`).
+    The sum before a layer norm is not fused: the fused node runs several times slower (`tasks.engines.ort.cpu`).
     Embeddings stay Gather nodes: EmbedLayerNormalization cannot read an INT8 table in blocks, so the embedding, often the
     largest weight, would stay in float.
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from validators.errors import DataError
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 NOTES = Notes("tiny", "accuracy", "logits", (1, 8, 32), 64)
 

@@ -17,20 +17,20 @@ import pytest
 from conftest import Tiny, statistics_of, tiny_samples
 from numpy.typing import NDArray
 
+from tasks.engines.tensorrt.forms import make_form
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.nvml import open_gpu
 from tasks.measure.latency.process import Contestant
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.tensorrt_forms import make_form
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.runner import open_runner
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.job_measurement import Measurement
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
-from validators.records.engines import BuildSettings, Engine, ShapeRange
+from validators.records.engines import BuildSettings, BuiltEngine, ShapeRange
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,14 +69,14 @@ def cuda() -> None:
 
 
 @pytest.fixture
-def engine(tiny: Tiny, tmp_path: Path) -> Engine:
+def engine(tiny: Tiny, tmp_path: Path) -> BuiltEngine:
     """The small model as an engine for 1 to 32 samples; skip without TensorRT."""
     return build(tiny.model, tmp_path / "engine")
 
 
-def build(model: Path, folder: Path) -> Engine:
+def build(model: Path, folder: Path) -> BuiltEngine:
+    from tasks.engines.tensorrt.build import available, build_engine
     from tasks.measure.inventory import find_gpu
-    from tasks.runtimes.engines.build import available, build_engine
 
     if not available().runtimes:
         pytest.skip("no TensorRT")
@@ -147,22 +147,22 @@ def test_latency_is_measured_with_energy_and_memory(tiny: Tiny, tmp_path: Path) 
     assert latency.end_to_end.p50_ms > 0 and latency.speedup.low is not None
 
 
-def test_an_engine_answers_as_the_cpu_does_for_every_size_of_its_profile(tiny: Tiny, engine: Engine) -> None:
+def test_an_engine_answers_as_the_cpu_does_for_every_size_of_its_profile(tiny: Tiny, engine: BuiltEngine) -> None:
     with open_runner(engine.path, ENGINE) as runner:
         for count in (1, 5, 16, 32, 3):
             batch = samples(count)
             assert_alike(runner.run(batch, ["logits"])[0], on_cpu(tiny.model, batch))
 
 
-def test_a_batch_outside_the_profile_is_refused(engine: Engine) -> None:
+def test_a_batch_outside_the_profile_is_refused(engine: BuiltEngine) -> None:
     with open_runner(engine.path, ENGINE) as runner, pytest.raises(CandidateRefused, match="33"):
         runner.run(samples(33), ["logits"])
 
 
-def test_a_bound_request_is_a_cuda_graph(engine: Engine) -> None:
+def test_a_bound_request_is_a_cuda_graph(engine: BuiltEngine) -> None:
     """Its shapes are fixed by the batch; events time it, and what it leaves does not disturb the next one."""
-    from tasks.runtimes.trt_engine.api import load_api
-    from tasks.runtimes.trt_engine.run import EngineRunner
+    from tasks.engines.tensorrt.shipped.api import load_api
+    from tasks.engines.tensorrt.shipped.run import EngineRunner
 
     runner = EngineRunner(engine.path.read_bytes(), load_api())
     try:
@@ -180,9 +180,9 @@ def test_a_bound_request_is_a_cuda_graph(engine: Engine) -> None:
 @pytest.mark.parametrize("name", ["fp16@tensorrt", "int8-static-minmax-pc@tensorrt", "fp8-amax-pc@tensorrt"])
 def test_layers_run_in_the_precision_of_the_label(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """Types by the inspector, times by the profiler, both by multiply-accumulates; answers as near as its precision allows."""
-    from tasks.runtimes.engines.coverage import coverage_of_layers
-    from tasks.runtimes.engines.layers import parse_layers_json, with_times
-    from tasks.runtimes.engines.runner import inspect_engine
+    from tasks.engines.tensorrt.coverage import coverage_of_layers
+    from tasks.engines.tensorrt.layers import parse_layers_json, with_times
+    from tasks.engines.tensorrt.runner import inspect_engine
 
     prepared, form = tmp_path / "prepared.onnx", tmp_path / "form.onnx"
     prepare_graph(tiny.model, prepared)
@@ -199,11 +199,11 @@ def test_layers_run_in_the_precision_of_the_label(name: str, tiny: Tiny, tmp_pat
 
 
 def test_an_engine_of_another_machine_is_never_loaded(
-    tiny: Tiny, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, engine: BuiltEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is loaded as it is; for another driver built again with a warning, or refused where that is asked for."""
-    from tasks.runtimes.trt_engine.load import open_version
-    from tasks.runtimes.trt_engine.stale import digest_file
+    from tasks.engines.tensorrt.shipped.load import open_version
+    from tasks.engines.tensorrt.shipped.stale import digest_file
 
     folder = tmp_path / "version"
     folder.mkdir()

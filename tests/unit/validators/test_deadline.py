@@ -18,8 +18,8 @@ from tasks.run.clock import Clock
 from tasks.runtimes.runner import open_runner, run_all
 from validators.deadline import check_deadline, work_until
 from validators.errors import CandidateRefused
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
 

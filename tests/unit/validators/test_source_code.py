@@ -93,7 +93,7 @@ def test_processes_started_by_name_are_in_the_closure() -> None:
     """In this project: a module that is run with `-m`, and a script that lies beside its caller."""
     assert "tasks.evidence.torch_export_process" in OURS.closure(OURS.modules["tasks.evidence.torch_export"])
     assert "tasks.measure.latency.worker" in OURS.closure(OURS.modules["tasks.measure.latency.process"])
-    assert "tasks.runtimes.engines.build_process_child" in OURS.closure(OURS.modules["tasks.runtimes.engines.build"])
+    assert "tasks.engines.tensorrt.build_process_child" in OURS.closure(OURS.modules["tasks.engines.tensorrt.build"])
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tasks.champion.compare_champion import contestants, refuse_processor
 from tasks.measure.inventory import usable_cores
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import Measurement
-from validators.providers import CPU_PROVIDER
 from validators.records.run import Champion, SessionSettings, Variant
+from validators.target_facts import CPU_PROVIDER
 
 CHAMPION = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "int8-dynamic-pc@ort-cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.runtimes.trt_engine import files as engine_files
+from tasks.engines.tensorrt.shipped import files as engine_files
 from validators.digests import digest_file
 
 Files = dict[str, str]

@@ -32,11 +32,11 @@ from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.job.read_job import parse_job
-from validators.providers import CPU_PROVIDER, OPENVINO
 from validators.records.bundle import CalibrationFacts, CodeFacts, EvidenceRecord, PromotionDecision, SourceFacts
 from validators.records.journal import JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
 from validators.records.measurements import Accuracy
 from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
+from validators.target_facts import CPU_PROVIDER, OPENVINO
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

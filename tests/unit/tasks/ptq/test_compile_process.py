@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.ptq.inductor import compile_process, programs
+from tasks.engines.inductor import compile_process, programs
 from tasks.runtimes.confined import confined_environment
 
 

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX, AVX2
 
+from tasks.engines.ort.forms import make_form
+from tasks.engines.variants import make_variant, refuse_other_targets, session_settings, why_unmeasured
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.cuda_forms import make_form
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.variants import make_variant, refuse_other_targets, session_settings, why_unmeasured
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER
 from validators.targets import facts_of
 
 Floats = NDArray[np.float64]

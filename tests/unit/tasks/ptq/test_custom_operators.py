@@ -28,6 +28,7 @@ from odd import (
 )
 from onnx import numpy_helper
 
+from tasks.engines.variants import make_variant
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.float.fp16 import convert_to_float16
@@ -37,7 +38,6 @@ from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.libraries import find_library
 from tasks.runtimes.macs import MAC_RULES
-from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused, SourceError
 from validators.job.candidate_name import decode
 from validators.job.job_data import OperatorLibrary

@@ -10,12 +10,12 @@ import pytest
 from fuzz import draw_model
 from odd import Odd, distance, draw, model_of, node, run, weights
 
+from tasks.engines.variants import make_variant
 from tasks.ptq import openvino_forms
 from tasks.ptq.eight_bit import qdq, smooth, smoothed_graph
 from tasks.ptq.eight_bit.signs import make_factors_positive
 from tasks.ptq.weight_only import matmul_nbits
 from tasks.runtimes.runner import open_runner
-from tasks.targets.variants import make_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.run import Variant

@@ -11,7 +11,7 @@ import pytest
 from odd import GetOdd, draw, gathered, layers, model_of, node, weights
 from onnx import numpy_helper
 
-from tasks.targets.variants import make_variant
+from tasks.engines.variants import make_variant
 from validators.job.candidate_name import Candidate, decode
 from validators.job.wide_candidates import wide_candidates
 

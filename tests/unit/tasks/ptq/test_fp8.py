@@ -13,6 +13,7 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.variants import session_settings
 from tasks.ptq.build_variant import ranges_for
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import E4M3_MAX
@@ -20,7 +21,6 @@ from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.variants import session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 

@@ -13,13 +13,13 @@ from exported_models import LENGTH, TOKENS, transformer
 from numpy.typing import NDArray
 from processors import HERE
 
+from tasks.engines.variants import make_variant, session_settings
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.runtimes.ort import open_session, run_outputs
-from tasks.targets.variants import make_variant, session_settings
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import LEAST_OPSET
 from validators.job.candidate_name import decode

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from odd import FLOAT, Odd, draw, info, layers, model_of, node, run, weights
 from onnx import helper, numpy_helper
 
+from tasks.engines.variants import make_variant
 from tasks.ptq.calibrate.watched import open_watched
 from tasks.ptq.graph.edits import Names
-from tasks.targets.variants import make_variant
 from validators.job.candidate_name import decode
 
 PLAIN = (

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX
 
+from tasks.engines.variants import refuse_other_targets, session_settings
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.openvino_forms import place_for_openvino, place_weights, ranges_for_openvino
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.providers import OPENVINO
 from validators.records.run import SessionSettings
+from validators.target_facts import OPENVINO
 from validators.targets import facts_of
 
 BASIC = SessionSettings("CPUExecutionProvider", 1, "basic")

@@ -15,7 +15,9 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX, BITS_HERE, RUN_HERE
+from tasks.engines.ort.cpu import SLOW_FUSION
 
+from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
@@ -24,8 +26,6 @@ from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
 from tasks.ptq.sensitivity import SensitivePart, Sensitivity
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
-from tasks.targets.ort_cpu import SLOW_FUSION
-from tasks.targets.variants import make_variant, refuse_other_targets, session_settings
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode

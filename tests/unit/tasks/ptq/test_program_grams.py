@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.ptq.inductor import grams as room
-from tasks.ptq.inductor.gpu_forms import rewrite
-from tasks.ptq.inductor.grams import grams
-from tasks.ptq.inductor.programs import Tensors
+from tasks.engines.inductor import grams as room
+from tasks.engines.inductor.gpu_forms import rewrite
+from tasks.engines.inductor.grams import grams
+from tasks.engines.inductor.programs import Tensors
 
 CPU = torch.device("cpu")
 RECIPE: dict[str, Any] = {"precision": "int4", "block_size": 32, "weight_method": "gptq", "asymmetric": True}

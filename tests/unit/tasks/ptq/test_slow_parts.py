@@ -11,13 +11,13 @@ import onnx
 import pytest
 from processors import AMX
 
+from tasks.engines.variants import refuse_other_targets
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
 from tasks.runtimes.kernels import Costs
-from tasks.targets.variants import refuse_other_targets
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 # Columns of a product that takes long, and of one that takes a 64th of that.
 WIDE, NARROW = 4096, 64

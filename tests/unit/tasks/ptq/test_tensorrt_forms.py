@@ -21,6 +21,12 @@ from processors import AMX, AVX2
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
+from tasks.engines.catalog import lint
+from tasks.engines.tensorrt.build import build_engine
+from tasks.engines.tensorrt.costs import EngineCosts
+from tasks.engines.tensorrt.coverage import coverage_of_layers
+from tasks.engines.tensorrt.forms import make_form
+from tasks.engines.variants import make_variant, refuse_other_targets, why_unmeasured
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.collect import collect_statistics
@@ -29,13 +35,7 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
-from tasks.ptq.tensorrt_forms import make_form
-from tasks.runtimes.engines.build import build_engine
-from tasks.runtimes.engines.costs import EngineCosts
-from tasks.runtimes.engines.coverage import coverage_of_layers
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.targets.catalog import lint
-from tasks.targets.variants import make_variant, refuse_other_targets, why_unmeasured
 from tasks.trials.build_engine import AS_WRITTEN
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("module", ["tasks.runtimes.ort", "tasks.runtimes.openvino.model"])
+@pytest.mark.parametrize("module", ["tasks.runtimes.ort", "tasks.engines.openvino.shipped.model"])
 def test_an_engine_leaves_no_identifier_in_the_home_folder(module: str, tmp_path: Path) -> None:
     """Both libraries write a random identifier of the machine there before they send anything."""
     pytest.importorskip("openvino", reason="OpenVINO is an extra")

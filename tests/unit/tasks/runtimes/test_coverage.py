@@ -25,12 +25,12 @@ from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.coverage import coverage_of, measure_coverage, profile_kernels
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import describe_inputs, describe_outputs, installed_runtime, open_session, run_batches
-from tasks.runtimes.providers import PROVIDERS, provider_of
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.measurements import Coverage, KernelProfile, KernelTime
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples, TensorSpec, load_samples
+from validators.targets import BUILT_IN, facts_of_provider
 
 FLOAT = TensorProto.FLOAT
 CPU = "CPUExecutionProvider"
@@ -168,7 +168,7 @@ def test_multiply_accumulates_are_those_counted_by_hand(tmp_path: Path, case: st
     seen = measure_coverage(save(tmp_path / "model.onnx", nodes, constants, batch), ALL, batch)
     assert seen.macs_by_kernel == expected
     assert seen.providers == (CPU,)
-    low = set(expected) <= provider_of(CPU).low_precision
+    low = set(expected) <= facts_of_provider(CPU).low_precision
     assert seen.share == (1.0 if low else 0.0)
     assert bool(seen.float_nodes) != low
 
@@ -285,7 +285,7 @@ def test_every_low_precision_kernel_has_a_rule() -> None:
     """One without a rule would count nothing where it ran."""
     products = ("MatMul", "Gemm", "Conv", "Attention", "LSTM")
     multiply = {
-        name for one in PROVIDERS.values() for name in one.low_precision if any(kind in name for kind in products)
+        name for one in BUILT_IN.values() for name in one.low_precision if any(kind in name for kind in products)
     }
     assert multiply - set(MAC_RULES) == {"QOrderedLongformerAttention"}, "its window is not in the profile"
 
@@ -295,9 +295,9 @@ def test_the_tables_name_kernels_that_exist() -> None:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     here = {kernel.op_name for kernel in state.get_all_opkernel_def() if kernel.provider == CPU}
-    assert provider_of(CPU).low_precision <= here
+    assert facts_of_provider(CPU).low_precision <= here
     operators = {schema.name for schema in state.get_all_operator_schema()}
-    assert provider_of("CUDAExecutionProvider").low_precision <= operators
+    assert facts_of_provider("CUDAExecutionProvider").low_precision <= operators
 
 
 @pytest.mark.parametrize("names", [("", "", ""), ("same", "same", "same")])

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from tasks.runtimes.decoder_session import DecoderSession
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
-from validators.providers import CPU_PROVIDER
 from validators.records.run import SessionSettings
+from validators.target_facts import CPU_PROVIDER
 
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
 

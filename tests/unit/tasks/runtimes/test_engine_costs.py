@@ -12,11 +12,11 @@ import pytest
 from engine_models import FLOAT16, op, save
 from tensorrt_rules import draw
 
+from tasks.engines.tensorrt import costs
+from tasks.engines.tensorrt.costs import EngineCosts, added_layers, product_times
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
-from tasks.runtimes.engines import costs
-from tasks.runtimes.engines.costs import EngineCosts, added_layers, product_times
 from validators.errors import CandidateRefused
-from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest
+from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, EngineManifest
 from validators.records.run import Gpu
 
 GPU = Gpu("a GPU", "GPU-1", "9.0", "580.95.05", 80_000_000_000)
@@ -73,11 +73,11 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Builds and runs by `layers_of`, with `low` by compute capability and `us` by layer; the engines built are counted."""
     told: dict[str, object] = {"low": {}, "us": {}, "built": 0}
 
-    def build(model: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
+    def build(model: Path, build: BuildSettings, folder: Path, **_: object) -> BuiltEngine:
         told["built"] += 1  # type: ignore[operator]  # values of any type
         low = told["low"].get("".join(build.compute_capabilities), PRODUCTS)  # type: ignore[attr-defined]  # likewise
         manifest = EngineManifest("tensorrt", "11.4", None, "", None, build, "", "")
-        return Engine(model, manifest, folder / "log", None, tuple(layers_of(model, low, {})))
+        return BuiltEngine(model, manifest, folder / "log", None, tuple(layers_of(model, low, {})))
 
     def inspect(plan: Path, _: object) -> tuple[str, dict[str, float]]:
         layers = layers_of(plan, PRODUCTS, told["us"])  # type: ignore[arg-type]  # likewise
@@ -151,7 +151,7 @@ def test_removal_that_loses_low_precision_is_rejected(
     twin["low"] = {"8.9": ("a", "c")}
     plain = costs.build_engine
 
-    def build(model: Path, build: BuildSettings, folder: Path, **options: object) -> Engine:
+    def build(model: Path, build: BuildSettings, folder: Path, **options: object) -> BuiltEngine:
         twin["low"] = {"8.9": ("a", "c") if "b_dequantize" in str(onnx.load(model).graph) else ("c",)}
         return plain(model, build, folder, **options)  # type: ignore[arg-type]  # options of any type
 
@@ -169,8 +169,10 @@ def test_kernel_of_unknown_types_is_not_called_float(tmp_path: Path) -> None:
     """As attention with integers: its second product may run in either."""
     path = chain(tmp_path / "m.onnx", PRODUCTS)
     layers = [EngineLayer("_gemm_mha_v2_0", "kgen", INT8, (), INT8, "", PRODUCTS)]
-    engine = Engine(path, EngineManifest("tensorrt_rtx", "", None, "", None, BuildSettings(), "", ""), path, None, ())
-    built = {path: [Engine(path, engine.manifest, path, None, tuple(layers))]}
+    engine = BuiltEngine(
+        path, EngineManifest("tensorrt_rtx", "", None, "", None, BuildSettings(), "", ""), path, None, ()
+    )
+    built = {path: [BuiltEngine(path, engine.manifest, path, None, tuple(layers))]}
     (found,) = EngineCosts([BuildSettings()], None, BATCH, path, None, built)([path])
     assert found.by_node == dict.fromkeys(PRODUCTS, 0.0) and found.total == 0
 

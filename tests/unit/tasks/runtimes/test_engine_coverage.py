@@ -27,8 +27,8 @@ from engine_models import (
 )
 from tensorrt_rules import draw, op
 
-from tasks.runtimes.engines.coverage import coverage_of_layers, kernel_of_layer, kernels_of_nodes
-from tasks.runtimes.engines.layers import layers_in_log
+from tasks.engines.tensorrt.coverage import coverage_of_layers, kernel_of_layer, kernels_of_nodes
+from tasks.engines.tensorrt.layers import layers_in_log
 from validators.records.engines import EngineLayer
 from validators.records.measurements import UNNAMED, Coverage
 

@@ -14,8 +14,8 @@ from engine_models import ACTIVATION, FLOAT32, WEIGHT, build, codes, int8_produc
 from onnx import TensorProto
 from tensorrt_rules import op
 
-from tasks.runtimes.engines.errors import notes_in, refusal_of, refused_warning
-from tasks.runtimes.trt_engine.build import NodeError
+from tasks.engines.tensorrt.errors import notes_in, refusal_of, refused_warning
+from tasks.engines.tensorrt.shipped.build import NodeError
 
 pytest.importorskip("tensorrt_rtx", reason="the extra tensorrt-aot is not installed")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engine_models import PROFILE, build, int4_product, int8_product
 
-from tasks.runtimes.engines.layers import layers_in_log, parse_layers_json, parse_layers_text, with_times
+from tasks.engines.tensorrt.layers import layers_in_log, parse_layers_json, parse_layers_text, with_times
 from validators.errors import CandidateRefused
 from validators.records.engines import EngineLayer
 

@@ -20,8 +20,8 @@ from engines import MIXED, STATIC, Fakes, faked, mixed_batch
 from fake_cuda import Error
 from fake_trt_runtime import RUN_MS, Arrays, Port
 
-from tasks.runtimes.trt_engine.cuda import CudaError
-from tasks.runtimes.trt_engine.run import EngineError, EngineRunner, Request
+from tasks.engines.tensorrt.shipped.cuda import CudaError
+from tasks.engines.tensorrt.shipped.run import EngineError, EngineRunner, Request
 
 COPIES = "cudaMemcpyAsync"
 

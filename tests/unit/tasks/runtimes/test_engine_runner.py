@@ -14,13 +14,13 @@ from engines import MIXED, Fakes, faked, mixed_batch
 from fake_cuda import Error
 from fake_trt_runtime import RUN_MS
 
-from tasks.runtimes.engines.runner import inspect_engine, open_engine, request_ms
+from tasks.engines.tensorrt.runner import inspect_engine, open_model, request_ms
 from tasks.runtimes.runner import Runner, run_all
 from validators.errors import CandidateRefused
-from validators.providers import CPU_PROVIDER, TENSORRT
 from validators.records.libraries import Library
 from validators.records.run import SessionSettings
 from validators.samples.datasets import TensorSpec
+from validators.target_facts import CPU_PROVIDER, TENSORRT
 
 SETTINGS = SessionSettings(provider=TENSORRT, threads=1)
 
@@ -39,7 +39,7 @@ def plan(tmp_path: Path) -> Path:
 
 def test_an_engine_is_a_runner(fakes: Fakes, plan: Path) -> None:
     """Described, run over batches, bound; and nothing is left of it."""
-    with open_engine(plan, SETTINGS) as opened:
+    with open_model(plan, SETTINGS) as opened:
         runner: Runner = opened
         assert runner.inputs == (
             TensorSpec("x", "float16", (None, 4)),
@@ -55,7 +55,7 @@ def test_an_engine_is_a_runner(fakes: Fakes, plan: Path) -> None:
 
 
 def test_an_engine_is_freed_when_the_block_fails(fakes: Fakes, plan: Path) -> None:
-    with pytest.raises(ZeroDivisionError), open_engine(plan, SETTINGS):
+    with pytest.raises(ZeroDivisionError), open_model(plan, SETTINGS):
         raise ZeroDivisionError
     assert fakes.cuda.held() == 0
 
@@ -72,7 +72,7 @@ def test_request_is_timed_by_events(fakes: Fakes, plan: Path) -> None:
 
 
 def refusal_of_opening(plan: Path, settings: SessionSettings = SETTINGS) -> CandidateRefused:
-    with pytest.raises(CandidateRefused) as refused, open_engine(plan, settings):
+    with pytest.raises(CandidateRefused) as refused, open_model(plan, settings):
         pass
     return refused.value
 
@@ -96,7 +96,7 @@ def test_other_settings_are_refused(fakes: Fakes, plan: Path) -> None:
 def test_what_cuda_lacks_is_a_refusal(fakes: Fakes, plan: Path, function: str, error: Error, kind: str) -> None:
     """When it is opened or when it runs."""
     fakes.cuda.fail[function] = error
-    with pytest.raises(CandidateRefused) as refused, open_engine(plan, SETTINGS) as runner:
+    with pytest.raises(CandidateRefused) as refused, open_model(plan, SETTINGS) as runner:
         runner.run(mixed_batch(3), ["sum"])
     assert refused.value.kind == kind and f"{function}: {error.name}" in refused.value.found
 
@@ -122,7 +122,7 @@ def test_without_the_bindings_of_cuda_they_are_named(fakes: Fakes, plan: Path, m
 
 @pytest.mark.parametrize("way", ["run", "bound"])
 def test_a_batch_outside_of_the_profile_is_refused(fakes: Fakes, plan: Path, way: str) -> None:
-    with open_engine(plan, SETTINGS) as runner, pytest.raises(CandidateRefused) as refused:
+    with open_model(plan, SETTINGS) as runner, pytest.raises(CandidateRefused) as refused:
         runner.run(mixed_batch(9), ["sum"]) if way == "run" else runner.bound(mixed_batch(9))
     assert refused.value.kind == "invalid" and "found 9 on axis 0 of x; expected 3 to 8" in refused.value.found
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.runtimes.trt_engine.cuda import gpu_here
-from tasks.runtimes.trt_engine.stale import digest_file, digest_onnx, same_machine, why_stale
+from tasks.engines.tensorrt.shipped.cuda import gpu_here
+from tasks.engines.tensorrt.shipped.stale import digest_file, digest_onnx, same_machine, why_stale
 from validators import digests
 
 HERE = {

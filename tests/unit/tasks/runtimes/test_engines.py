@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorrt_rules import op
 
-from tasks.runtimes.engines import build as engines
-from tasks.runtimes.engines import build_process as engine_process
-from tasks.runtimes.engines.build import Available, available, build_engine, profile_of
-from tasks.runtimes.engines.build_process_child import _share
-from tasks.runtimes.trt_engine.api import load_api
+from tasks.engines.tensorrt import build as engines
+from tasks.engines.tensorrt import build_process as engine_process
+from tasks.engines.tensorrt.build import Available, available, build_engine, profile_of
+from tasks.engines.tensorrt.build_process_child import _share
+from tasks.engines.tensorrt.shipped.api import load_api
 from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused, JobError
 from validators.job.job_engines import AxisRange, Engines
@@ -254,7 +254,7 @@ def test_a_shared_cache_that_was_cut_off_is_timed_anew(tmp_path: Path) -> None:
 def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "gpu.cache"
     monkeypatch.setattr(
-        "tasks.runtimes.engines.build_process_child.merge_timing_caches", lambda first, second: first + second
+        "tasks.engines.tensorrt.build_process_child.merge_timing_caches", lambda first, second: first + second
     )
     _share(b"mine", None, shared)
     assert shared.read_bytes() == b"mine"
@@ -266,7 +266,7 @@ def test_what_another_build_put_there_meanwhile_is_kept(tmp_path: Path, monkeypa
     def fails(first: bytes, second: bytes) -> bytes:
         raise RuntimeError("timing caches were not merged")
 
-    monkeypatch.setattr("tasks.runtimes.engines.build_process_child.merge_timing_caches", fails)
+    monkeypatch.setattr("tasks.engines.tensorrt.build_process_child.merge_timing_caches", fails)
     _share(b"anew", b"mine", shared)
     assert shared.read_bytes() == b"anew"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.cache", "gpu.lock"]

@@ -12,9 +12,9 @@ from fallback_plants import INT8, PLANTS, Plant
 from fallbacks import answers, count_operators, draw_batch, sqnr_db, table
 from fallbacks import row as row_of
 
+from tasks.engines.openvino.session import capabilities
 from tasks.runtimes.coverage import coverage_of, measure_coverage
 from tasks.runtimes.kernel_times import time_kernels
-from tasks.runtimes.openvino.session import capabilities
 from validators.gates.coverage import judge_coverage
 from validators.job.job_gates import Gates
 from validators.records.measurements import KernelProfile

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.runtimes.genai.graph_bytes import decoder_bytes
+from tasks.runtimes.decoder_bytes import decoder_bytes
 from validators.records.generation import DecoderBytes
 
 HEADS, WIDTH, VOCABULARY = 2, 8, 10

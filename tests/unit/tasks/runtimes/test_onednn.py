@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.runtimes.inductor.coverage import OTHER, attribute
-from tasks.runtimes.inductor.onednn import products_in
+from tasks.engines.inductor.coverage import OTHER, attribute
+from tasks.engines.inductor.onednn import products_in
 
 HEAD = "onednn_verbose,v1,primitive,exec,cpu,"
 CONVOLUTION = (

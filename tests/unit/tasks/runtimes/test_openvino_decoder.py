@@ -16,15 +16,15 @@ import pytest
 from numpy.typing import NDArray
 from tiny_decoder import CONTEXT, HEAD_WIDTH, KV_HEADS, TOKENS, tiny_weights, write_decoder
 
+from tasks.engines.openvino_decoder.session import open_model
+from tasks.engines.openvino_decoder.shipped import model as decoder_model
+from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 from tasks.ptq.eight_bit.tied import untie
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
-from tasks.runtimes.openvino.decoders import open_decoder
-from tasks.runtimes.openvino_decoder import model as decoder_model
-from tasks.runtimes.openvino_decoder.model import OpenVinoDecoder
 from tasks.runtimes.runner import open_runner
 from validators.errors import CandidateRefused
-from validators.providers import OPENVINO_DECODER
 from validators.records.run import SessionSettings
+from validators.target_facts import OPENVINO_DECODER
 
 OPTIONS = {
     "new_tokens": "6",
@@ -186,7 +186,7 @@ def test_caches_in_fewer_bits_lose_more(tmp_path: Path, monkeypatch: pytest.Monk
 def test_attention_that_openvino_would_compute_otherwise_is_refused(
     tmp_path: Path, attention: dict[str, Any], kind: str, words: str
 ) -> None:
-    with pytest.raises(CandidateRefused) as caught, open_decoder(written(tmp_path, **attention), SETTINGS):
+    with pytest.raises(CandidateRefused) as caught, open_model(written(tmp_path, **attention), SETTINGS):
         pass
     assert caught.value.kind == kind and words in caught.value.found
 
@@ -198,7 +198,7 @@ def test_inputs_after_those_of_a_plain_attention_are_refused(tmp_path: Path) -> 
     node.input.extend(["", "bias"])
     proto.graph.input.append(onnx.helper.make_tensor_value_info("bias", 1, ["batch", 1, "length", "length"]))
     onnx.save(proto, path)
-    with pytest.raises(CandidateRefused, match="a bias"), open_decoder(path, SETTINGS):
+    with pytest.raises(CandidateRefused, match="a bias"), open_model(path, SETTINGS):
         pass
 
 
@@ -220,5 +220,5 @@ def test_a_graph_without_caches_is_refused(tmp_path: Path) -> None:
     opsets = [onnx.helper.make_opsetid("", 21)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx")
     path = configured(tmp_path / "model.onnx")
-    with pytest.raises(CandidateRefused, match="no GroupQueryAttention"), open_decoder(path, SETTINGS):
+    with pytest.raises(CandidateRefused, match="no GroupQueryAttention"), open_model(path, SETTINGS):
         pass

@@ -20,10 +20,10 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session
 from tasks.runtimes.ort_gpu import device_of, load_libraries, probe, why_missing
-from tasks.runtimes.providers import PROVIDERS
 from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner, run_all
 from validators.errors import CandidateRefused
-from validators.providers import (
+from validators.records.run import SessionSettings
+from validators.target_facts import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     GENERATORS,
@@ -33,8 +33,7 @@ from validators.providers import (
     OPENVINO,
     TENSORRT,
 )
-from validators.records import run as records
-from validators.records.run import SessionSettings
+from validators.targets import BUILT_IN
 
 CPU = Device("cpu", 0)
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
@@ -201,7 +200,11 @@ def test_a_batch_that_does_not_fit_is_refused(tiny: Tiny) -> None:
 
 
 def test_every_provider_has_its_runner(tiny: Tiny) -> None:
-    assert set(PROVIDERS) == {CPU_PROVIDER, INDUCTOR, OPENVINO} | GENERATORS | GPU_PROVIDERS
+    assert {facts.provider for facts in BUILT_IN.values()} == {
+        CPU_PROVIDER,
+        INDUCTOR,
+        OPENVINO,
+    } | GENERATORS | GPU_PROVIDERS
     x = np.load(tiny.evaluation)["x"][:5]
     with open_runner(tiny.model, SETTINGS) as runner:
         assert not isinstance(runner, GpuSessionRunner)
@@ -249,7 +252,7 @@ def test_launches_are_no_times(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.M
     batch = {"x": np.load(tiny.evaluation)["x"][:3]}
     before = measure_coverage(tiny.model, SETTINGS, batch)
     assert before.us_by_kernel and before.time_share is not None
-    monkeypatch.setattr(records, "GPU_PROVIDERS", frozenset({CPU_PROVIDER}))
+    monkeypatch.setattr(SessionSettings, "on_gpu", True)
     monkeypatch.setattr(ort_module, "_prepare_gpu", lambda available: "")
     seen = measure_coverage(tiny.model, SETTINGS, batch, folder=tmp_path)
     assert seen.macs_by_kernel == before.macs_by_kernel

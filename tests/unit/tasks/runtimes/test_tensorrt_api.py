@@ -21,7 +21,7 @@ from api_uses import Reader, Use, fault
 from fake_cuda import Error, FakeCuda, cudaMemcpyKind
 
 ROOT = Path(__file__).parents[4]
-ADAPTER = ROOT / "tasks" / "runtimes" / "trt_engine"
+ADAPTER = ROOT / "tasks" / "engines" / "tensorrt" / "shipped"
 API: dict[str, Any] = json.loads((ROOT / "tests" / "support" / "tensorrt_api.json").read_text(encoding="utf-8"))
 
 # By what names the API's objects go in each file of the adapter.

@@ -12,10 +12,10 @@ from conftest import Tiny, tiny_samples
 from jsonschema import Draft202012Validator
 from triton_proto import read_config
 
+from tasks.engines.variants import session_settings
 from tasks.runtimes.runner import open_runner
 from tasks.serving.openvino import model_server_config
 from tasks.serving.triton import triton_model
-from tasks.targets.variants import session_settings
 from validators.errors import JobError
 from validators.job.candidate_name import decode
 from validators.samples.datasets import TensorSpec

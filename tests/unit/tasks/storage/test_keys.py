@@ -29,7 +29,7 @@ from tasks.trials.recover import _kernel_costs
 from validators.digests import digest_model
 from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
-from validators.records.engines import BuildSettings, Engine, EngineManifest
+from validators.records.engines import BuildSettings, BuiltEngine, EngineManifest
 from validators.records.run import Gpu, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.run_inputs import Evidence, RunInputs
@@ -227,7 +227,7 @@ def test_source_is_shared_by_content_and_named_by_the_job(shop: Shop, tmp_path: 
 def test_measurements_depend_on_artifact_engine_and_session(tmp_path: Path) -> None:
     session = SessionSettings("CPUExecutionProvider", 2)
     manifest = EngineManifest("tensorrt", "10", None, "9.0", None, BuildSettings(), "1" * 64, "2" * 64)
-    engine = Engine(tmp_path / "engine", manifest, tmp_path / "log")
+    engine = BuiltEngine(tmp_path / "engine", manifest, tmp_path / "log")
     variant = Variant("a", tmp_path / "model.onnx", "1" * 64, 10, session, engine=engine)
     same = replace(variant, candidate="b", path=tmp_path / "other.onnx", notes=("n",), changes={"c": 1})
     assert same.measured_as == variant.measured_as

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tasks.engines.catalog import code_of_engine
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.storage.product import CUTS, Product, code_of
 from tasks.storage.store import Store
 from validators.source_code import OURS, PACKAGES, SourceTree
+from validators.targets import ENGINES
 
 # Kinds of product by the function that makes them.
 MAKERS = {
@@ -27,8 +29,8 @@ MAKERS = {
     "ranking": "tasks.trials.materials._make_ranking",
     "slow-parts": "tasks.trials.materials._make_slow_parts",
     "variant": "tasks.trials.materials._make_variant",
-    "engine": "tasks.runtimes.engines.build.make_engine",
-    "refused-build": "tasks.runtimes.engines.build_process.copy_log",
+    "engine": "tasks.engines.tensorrt.build.make_engine",
+    "refused-build": "tasks.engines.tensorrt.build_process.copy_log",
     "accuracy": "tasks.trials.measure_accuracy.measure_accuracy",
     "coverage": "tasks.measure.coverage.make_coverage",
     "kernels": "tasks.measure.coverage.make_kernels",
@@ -121,7 +123,7 @@ def changed(copy: Path, before: dict[str, str], edits: dict[str, tuple[str, str]
         ("tasks/ptq/weight_only/int4_grid.py", "TOP_CODE = 15", "TOP_CODE = 14", INT8),
         ("tasks/trials/materials.py", "block_size or 32", "block_size or 64", INT8),
         (
-            "tasks/runtimes/engines/build_process.py",
+            "tasks/engines/tensorrt/build_process.py",
             "PATIENCE_SECONDS = 7200.0",
             "PATIENCE_SECONDS = 1.0",
             {"engine", "refused-build", *INT8},
@@ -146,6 +148,24 @@ def test_constant_remakes_exactly_its_products(
     copy: Path, before: dict[str, str], file: str, old: str, new: str, expected: set[str]
 ) -> None:
     assert changed(copy, before, {file: (old, new)}) == expected
+
+
+def test_code_of_an_engine_remakes_its_own_variants_alone(copy: Path) -> None:
+    """The key of a variant has it: the engine is looked up by name, which no import shows."""
+    engines = {name: f"{module.removesuffix('.facts')}.engine" for name, module in ENGINES.items()}
+    before = {
+        name: SourceTree(copy).digest(copy / f"{module.replace('.', '/')}.py", CUTS) for name, module in engines.items()
+    }
+    assert {name: code_of_engine(name) for name in engines} == before
+    file = copy / "tasks/engines/genai/engine.py"
+    kept = file.read_text()
+    file.write_text(f"{kept}ADDED = 1\n")
+    after = {
+        name: SourceTree(copy).digest(copy / f"{module.replace('.', '/')}.py", CUTS) for name, module in engines.items()
+    }
+    file.write_text(kept)
+    assert {name for name in engines if after[name] != before[name]} == {"ort-genai"}
+    assert code_of_engine("acme-npu") == ""
 
 
 def test_unrelated_code_remakes_nothing(copy: Path, before: dict[str, str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from processors import HERE, KINDS
 
+from tasks.engines.openvino.session import capabilities, why_missing
+from tasks.engines.variants import refuse_other_targets
 from tasks.ptq.build_variant import weight_bits
-from tasks.runtimes.openvino.session import capabilities, why_missing
-from tasks.targets.variants import refuse_other_targets
 from validators.errors import CandidateRefused, JobError
 from validators.job.candidate_name import decode
 from validators.job.job import Job

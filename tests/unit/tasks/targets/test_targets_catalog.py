@@ -14,21 +14,29 @@ import pytest
 from processors import AMX
 from pydantic import TypeAdapter, ValidationError
 
+from tasks.engines import catalog
+from tasks.engines.availability import Availability
+from tasks.engines.catalog import TARGETS, all_targets, find_target
+from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.ort import engine as ort
+from tasks.engines.variants import refuse_other_targets, session_settings
 from tasks.measure.inventory import take_inventory
-from tasks.runtimes.providers import PROVIDERS, ExecutionProvider, provider_of
-from tasks.targets import catalog, ort_cpu
-from tasks.targets.availability import Availability
-from tasks.targets.catalog import TARGETS, all_targets, find_target
-from tasks.targets.device_class import class_of, find_absent
-from tasks.targets.target import RefusedPrecision, Target
-from tasks.targets.variants import refuse_other_targets, session_settings
 from validators.errors import CandidateRefused, JobError
 from validators.job.candidate_name import Candidate, Precision, TargetName, decode
 from validators.job.job import Job
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
 from validators.job.wide_candidates import wide_candidates
-from validators.targets import BUILT_IN, GROUP, facts_of, installed_targets, is_on_gpu, load_target, target_names
+from validators.targets import (
+    BUILT_IN,
+    GROUP,
+    facts_of,
+    facts_of_provider,
+    installed_targets,
+    is_on_gpu,
+    load_target,
+    target_names,
+)
 
 Install = Callable[..., None]
 
@@ -57,10 +65,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     forget()
 
 
-def target_named(name: str, **changes: object) -> Target:
+def target_named(name: str, **changes: object) -> Engine:
     """A target like `ort-cpu` by another name."""
-    facts = replace(ort_cpu.TARGET.facts, name=name, default_candidates=(f"int8-dynamic-pc@{name}",))
-    return replace(ort_cpu.TARGET, facts=facts, **changes)  # type: ignore[arg-type]  # fields of any type
+    facts = replace(ort.CPU.facts, name=name, default_candidates=(f"int8-dynamic-pc@{name}",))
+    return replace(ort.CPU, facts=facts, **changes)  # type: ignore[arg-type]  # fields of any type
 
 
 def job_for(target: str, **changes: object) -> Job:
@@ -77,9 +85,8 @@ def test_the_catalogue_and_the_facts_name_the_same_targets() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_every_target_has_every_fact(target: Target) -> None:
+def test_every_target_has_every_fact(target: Engine) -> None:
     """Precisions are made or refused with a reason; the default list decodes and is made; a session names its provider."""
-    assert target.runtime is PROVIDERS[target.facts.provider]
     assert bool(target.passes) != bool(target.facts.engines), "a class has the passes of its engines"
     assert not set(target.passes) & set(target.refused)
     assert set(target.passes) | set(target.refused) <= set(get_args(Precision))
@@ -98,7 +105,7 @@ def test_every_target_has_every_fact(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_no_recipe_of_the_wide_list_is_refused(target: Target) -> None:
+def test_no_recipe_of_the_wide_list_is_refused(target: Engine) -> None:
     for candidate in map(decode, wide_candidates(target.name)):
         find_target(candidate.target).refuse_recipe(candidate)
 
@@ -119,11 +126,8 @@ def test_without_its_row_a_target_is_unknown_everywhere(monkeypatch: pytest.Monk
 
 
 def test_parts_that_do_not_fit_make_no_target() -> None:
-    passes = dict(ort_cpu.TARGET.passes)
     with pytest.raises(ValueError, match="int8 in both `passes` and `refused`"):
-        replace(ort_cpu.TARGET, refused={**ort_cpu.TARGET.refused, "int8": RefusedPrecision("x", "y")})
-    with pytest.raises(ValueError, match="CUDAExecutionProvider runs its models"):
-        replace(ort_cpu.TARGET, runtime=PROVIDERS["CUDAExecutionProvider"], passes=passes)
+        replace(ort.CPU, refused={**ort.CPU.refused, "int8": RefusedPrecision("x", "y")})
 
 
 # Those of other packages
@@ -149,11 +153,13 @@ def test_a_target_of_a_package_is_one_like_ours(install: Install) -> None:
 
 def test_a_package_may_bring_its_provider(install: Install) -> None:
     """What has no row anywhere computes in host memory, and none of its kernels is known for low precision."""
-    runtime = ExecutionProvider("AcmeExecutionProvider", frozenset({"AcmeGemm"}))
-    facts = replace(ort_cpu.TARGET.facts, name="acme-npu", provider=runtime.name)
-    install(acme_npu=replace(ort_cpu.TARGET, facts=facts, runtime=runtime))
-    assert provider_of("AcmeExecutionProvider") is runtime
-    assert provider_of("OtherExecutionProvider") == ExecutionProvider("OtherExecutionProvider")
+    facts = replace(
+        ort.CPU.facts, name="acme-npu", provider="AcmeExecutionProvider", low_precision=frozenset({"AcmeGemm"})
+    )
+    install(acme_npu=replace(ort.CPU, facts=facts))
+    assert facts_of_provider("AcmeExecutionProvider") is facts
+    other = facts_of_provider("OtherExecutionProvider")
+    assert (other.session, other.on_gpu, other.low_precision) == ("", False, frozenset())
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "tensorrt"])
@@ -191,7 +197,7 @@ def test_what_is_no_target_is_refused_by_its_entry_point(install: Install, broug
     install(acme=brought)
     with pytest.raises(JobError, match=words) as caught:
         find_target("acme")
-    assert GROUP in caught.value.found and "Target" in caught.value.expected
+    assert GROUP in caught.value.found and "Engine" in caught.value.expected
 
 
 def test_a_package_that_breaks_hinders_its_own_target_alone(install: Install) -> None:
@@ -210,7 +216,7 @@ def test_a_candidate_names_an_engine_and_no_class() -> None:
 
 
 def test_an_engine_that_a_class_lacks_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.runtimes.openvino.session.installed_version", lambda: None)
+    monkeypatch.setattr("tasks.engines.openvino.session.installed_version", lambda: None)
     found = find_target("cpu").availability(())
     assert found.is_here and "without openvino: openvino is not installed" in found.why
     assert "install" in found.mend and "openvino" in found.mend
@@ -221,7 +227,7 @@ def test_an_engine_that_a_class_lacks_is_named_with_its_command(monkeypatch: pyt
 
 def test_a_class_leaves_out_engines_only_beside_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without OpenVINO its candidates are left out of the class; without a GPU all of `cuda` are made, and none measured."""
-    monkeypatch.setattr("tasks.runtimes.openvino.session.installed_version", lambda: None)
+    monkeypatch.setattr("tasks.engines.openvino.session.installed_version", lambda: None)
     (absent,) = catalog.absent_engines(take_inventory("cpu"))
     assert absent.engine == "openvino" and "openvino" in absent.fix
     job = job_for("cpu")
@@ -235,7 +241,7 @@ def test_a_class_leaves_out_engines_only_beside_one_that_runs(monkeypatch: pytes
 
 def test_a_class_leaves_out_engines_that_do_not_take_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a program nothing is said of a missing compiler either: installing it would not help."""
-    monkeypatch.setattr("tasks.runtimes.inductor.session.compiler", lambda: None)
+    monkeypatch.setattr("tasks.engines.inductor.session.compiler", lambda: None)
     inventory = replace(take_inventory("cpu"), absent=catalog.absent_engines(take_inventory("cpu")))
     assert [(one.engine, one.for_source) for one in inventory.absent] == [("torch-inductor", False)]
     unsuited = catalog.without_unsuited_engines(inventory, has_program=False)
@@ -252,9 +258,9 @@ def test_a_class_leaves_out_engines_that_do_not_take_the_source(monkeypatch: pyt
 def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
     engines = {name: find_target(name) for name in facts_of("cuda").engines}
     here = replace(engines["ort-cuda"], availability=lambda _providers: Availability(True, "a GPU"))
-    absent = find_absent([here, *(one for name, one in engines.items() if name != "ort-cuda")], ())
+    absent = catalog._absent([here, *(one for name, one in engines.items() if name != "ort-cuda")], ())
     assert [one.engine for one in absent] == ["tensorrt", "torch-cuda"] and "tensorrt" in absent[0].fix
-    assert class_of(facts_of("cuda"), engines | {"ort-cuda": here}).availability(()).is_here
+    assert catalog._class_of(facts_of("cuda"), engines | {"ort-cuda": here}).availability(()).is_here
 
 
 @pytest.mark.parametrize(
@@ -295,7 +301,7 @@ def test_the_bits_of_a_cache_in_openvino_are_those_of_the_candidate() -> None:
 
 
 def test_a_library_for_decoders_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.runtimes.genai.session.installed_version", lambda: None)
+    monkeypatch.setattr("tasks.engines.genai.session.installed_version", lambda: None)
     target = find_target("ort-genai")
     found = target.availability(())
     assert not found.is_here and "onnxruntime-genai is not installed" in found.why and "genai" in found.mend

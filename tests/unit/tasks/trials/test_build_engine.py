@@ -17,11 +17,11 @@ from conftest import CLASSES, FEATURES, Tiny
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.champion.manifest import manifest_of, runtime_requirements, variant_folder
+from tasks.engines.tensorrt import build as builder
 from tasks.measure.inventory import take_inventory
 from tasks.records.candidate_record import _files
 from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.runtimes.engines import build as builder
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials.build_engine import with_engine
@@ -33,12 +33,12 @@ from validators.errors import CandidateRefused
 from validators.gates.approval import Approval, NotApproved
 from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
-from validators.providers import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
-from validators.records.engines import BuildSettings, Engine, EngineLayer, EngineManifest
+from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, EngineManifest
 from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.run_inputs import Evidence, RunInputs
+from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
 WITHOUT = take_inventory("ort-cpu")
@@ -71,7 +71,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Builds that end well, in place of TensorRT's; returns what was asked of them."""
     asked: list[dict[str, Any]] = []
 
-    def build(onnx_path: Path, build: BuildSettings, folder: Path, *, gpu: Gpu | None, timing_caches: Path) -> Engine:
+    def build(
+        onnx_path: Path, build: BuildSettings, folder: Path, *, gpu: Gpu | None, timing_caches: Path
+    ) -> BuiltEngine:
         asked.append({"onnx": onnx_path, "build": build, "gpu": gpu, "caches": timing_caches})
         for name in ("engine.plan", "timing.cache", "build.log"):
             (folder / name).write_text(name)
@@ -80,7 +82,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             gpu.driver if gpu else None, build, digest_model(onnx_path), digest_file(folder / "engine.plan"),
             digest_file(folder / "timing.cache"),
         )  # fmt: skip
-        return Engine(folder / "engine.plan", manifest, folder / "build.log", folder / "timing.cache")
+        return BuiltEngine(folder / "engine.plan", manifest, folder / "build.log", folder / "timing.cache")
 
     monkeypatch.setattr(builder, "build_engine", build)
     return asked
@@ -118,7 +120,7 @@ def test_of_several_engines_the_one_that_covers_least_is_looked_at(
     """INT8 for 8.9 and, of the same file, float16 for 12.0: what is said of the variant is what holds for both."""
     names = [node.name for node in onnx.load(tiny.model).graph.node]
 
-    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
+    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> BuiltEngine:
         (folder / "build.log").write_text("")
         (folder / "engine.plan").write_text("plan")
         dtype = {("8.9",): "int8", ("12.0",): "float16"}[build.compute_capabilities]
@@ -126,7 +128,7 @@ def test_of_several_engines_the_one_that_covers_least_is_looked_at(
         manifest = EngineManifest(
             "tensorrt_rtx", "1.7.1", None, ",".join(build.compute_capabilities), None, build, "", ""
         )
-        return Engine(folder / "engine.plan", manifest, folder / "build.log", None, layers)
+        return BuiltEngine(folder / "engine.plan", manifest, folder / "build.log", None, layers)
 
     monkeypatch.setattr(builder, "build_engine", build)
     for order in (["8.9", "12.0"], ["12.0", "8.9"]):
@@ -164,7 +166,7 @@ def test_the_log_of_a_build_that_failed_outlasts_it(
 ) -> None:
     """It goes with the refusal into the candidate's run; the store keeps no engine."""
 
-    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> Engine:
+    def build(onnx_path: Path, build: BuildSettings, folder: Path, **_: object) -> BuiltEngine:
         (folder / "build.log").write_text("all that it said")
         raise CandidateRefused(kind="unsupported", found="no kernels", expected="some", fix="none")
 

@@ -13,6 +13,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
 from processors import HERE
 
+from tasks.engines.variants import make_variant
 from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import reduction
 from tasks.measure.metrics.catalog import Options, named_metric
@@ -28,7 +29,6 @@ from tasks.run.footprint import Footprint
 from tasks.runtimes.ort import open_session
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
-from tasks.targets.variants import make_variant
 from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from qdq_models import HALF, SINGLE, Part, const, drawn, model, op, pair, product, weight
 from test_cli import quantgate
 
-from tasks.targets.catalog import find_target, lint
+from tasks.engines.catalog import find_target, lint
 from validators.errors import SourceError
 from validators.graph.lint import CONSEQUENCES, MEANING
 

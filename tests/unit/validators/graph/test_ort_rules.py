@@ -20,8 +20,8 @@ from other_processor import environment, why_not
 from packaging.version import Version
 from qdq_models import E4M3, HALF, IMAGE, INT4, SINGLE, Part, const, drawn, model, op, pair, product, weight
 
-from tasks.targets.catalog import lint, lint_here
-from validators.graph.ort_rules import CPU_RULES, CUDA_RULES
+from tasks.engines.catalog import lint, lint_here
+from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 
 CPU, CUDA = ({rule.identifier: rule for rule in rules} for rules in (CPU_RULES, CUDA_RULES))
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
@@ -82,7 +82,7 @@ import json, sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from tasks.targets.catalog import lint_here
+from tasks.engines.catalog import lint_here
 for path in sys.argv[1:]:
     findings, basis = lint_here(Path(path), "ort-cpu")
     print(json.dumps([[asdict(one) for one in findings], basis]))

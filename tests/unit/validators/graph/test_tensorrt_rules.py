@@ -15,10 +15,10 @@ from limit_models import LIMITS, WITHIN
 from qdq_models import E4M3, HALF, IMAGE, INT4, Part, attention, const, drawn, model, op, pair, product, weight
 from real_builds import Built, build
 
-from tasks.runtimes.engines.build import Available
-from tasks.targets.catalog import lint, lint_here
+from tasks.engines.catalog import lint, lint_here
+from tasks.engines.tensorrt.build import Available
+from tasks.engines.tensorrt.rules import TENSORRT_RULES
 from validators.graph.lint import Finding
-from validators.graph.tensorrt_rules import TENSORRT_RULES
 
 BROKEN = BROKEN_PAIRS | LIMITS
 RULES = {rule.identifier: rule for rule in TENSORRT_RULES}
@@ -224,7 +224,7 @@ def test_errors_of_the_parser_are_facts(tmp_path: Path) -> None:
 
 
 def test_without_the_parser_the_rules_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.targets.tensorrt_lint.available", lambda: Available({}, has_gpu=False))
+    monkeypatch.setattr("tasks.engines.tensorrt.lint.available", lambda: Available({}, has_gpu=False))
     onnx.save(LIMITS["LSTM with input_forget"].model, tmp_path / "lstm.onnx")
     (finding,), basis = lint_here(tmp_path / "lstm.onnx", "tensorrt")
     assert basis.startswith("rules alone: tensorrt_rtx is not installed")

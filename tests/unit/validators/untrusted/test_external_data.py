@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import InferenceSession
 
-from tasks.targets.catalog import lint
+from tasks.engines.catalog import lint
 from validators.errors import SourceError
 from validators.graph.source_graph import check_source_graph, is_quantized
 from validators.untrusted.external_data import external_files

@@ -1,0 +1,80 @@
+"""The record of an engine: its plain facts, and its behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.engines.availability import Availability
+from tasks.ptq.build_variant import Materials
+from validators.errors import Missing
+from validators.graph.lint import Rule, RuntimeFacts
+from validators.job.candidate_name import Candidate, Precision
+from validators.records.generation import DecoderBytes
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.target_facts import TargetFacts
+
+# Writes the candidate's artifact to the path, and returns the counts of changes.
+Pass = Callable[[Candidate, Materials, Path], dict[str, int]]
+# Returns the session settings of a candidate for this number of threads; the mapping is the job's `provider_options`. The
+# candidate `fp32` without fusions is the source as it is: the baseline.
+Session = Callable[[Candidate, int, Libraries, Mapping[str, str]], SessionSettings]
+
+
+@dataclass(frozen=True)
+class RefusedPrecision:
+    """Reason why a target refuses a precision; `{target}` in `found` becomes the target's name."""
+
+    found: str
+    expected: str
+    fix: str = "take another candidate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """An engine, or a class of devices with several.
+
+    `passes` make artifacts by precision; any other precision is refused, for the
+    reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the
+    target does not support. `check_device` raises CandidateRefused if no candidate can be made on this machine.
+    `why_unmeasured` gets the providers that run here, and returns why a variant cannot be measured, or None. `availability`
+    gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`, and `observe` returns what
+    the installed runtime does with a file, by which they are judged. `builds_engines`:
+    variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its
+    accuracy. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
+    decoder from its artifact.
+    """
+
+    facts: TargetFacts
+    passes: Mapping[Precision, Pass]
+    session: Session
+    availability: Callable[[Collection[str]], Availability]
+    refused: Mapping[Precision, RefusedPrecision] = field(default_factory=dict)
+    refuse_recipe: Callable[[Candidate], None] = lambda _candidate: None
+    check_device: Callable[[], None] = lambda: None
+    why_unmeasured: Callable[[Collection[str]], Missing | None] = lambda _providers: None
+    lint_rules: tuple[Rule, ...] = ()
+    observe: Callable[[Path], RuntimeFacts] = lambda _model: RuntimeFacts(
+        "rules alone: no session is opened for this target"
+    )
+    builds_engines: bool = False
+    recovers_parts: bool = False
+    artifact: str = "model.onnx"
+    decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the fields are consistent.
+
+        Raises:
+            ValueError: a precision is both made and refused.
+        """
+        wrong = sorted(self.passes.keys() & self.refused.keys())
+        if wrong:
+            raise ValueError(f"{self.name}: {', '.join(wrong)} in both `passes` and `refused`")
+
+    @property
+    def name(self) -> str:
+        """Name in jobs and candidate names."""
+        return self.facts.name

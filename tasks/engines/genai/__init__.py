@@ -1,0 +1,1 @@
+"""Decoders in onnxruntime-genai (`ort-genai`)."""

@@ -1,0 +1,200 @@
+"""PyTorch programs compiled by TorchInductor: the engines `torch-inductor`, on processors, and `torch-cuda`, on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from tasks.engines.availability import Availability, describe_missing, install
+from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.inductor import facts
+from tasks.engines.inductor import session as inductor
+from tasks.engines.inductor.compile import inductor_form
+from tasks.measure.inventory import find_gpu
+from tasks.ptq.forms import refuse_any
+from validators.errors import CandidateRefused, Missing
+from validators.job.candidate_name import Candidate
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.target_facts import INDUCTOR, TargetFacts
+
+
+def _cpu_session(
+    candidate: Candidate, threads: int, _libraries: Libraries, _provider_options: Mapping[str, str]
+) -> SessionSettings:
+    # The coverage refuses products in bfloat16 that were not asked for.
+    return SessionSettings(INDUCTOR, threads, provider_options={"precision": "bf16" if candidate.in_bf16 else "f32"})
+
+
+def _cpu_availability(_providers: Collection[str]) -> Availability:
+    if missing := inductor.why_missing():
+        return Availability(False, describe_missing(missing), missing.fix)
+    found = f"torch {inductor.installed_version()} and {inductor.compiler()}"
+    if missing := inductor.why_no_int8():
+        return Availability(True, f"{found}, without INT8: {missing.found}", install("inductor"))
+    return Availability(True, found)
+
+
+def _cpu_check_device() -> None:
+    if missing := inductor.why_missing():
+        raise _unsupported(missing)
+
+
+def _cpu_refuse_recipe(candidate: Candidate) -> None:
+    method = candidate.range_method
+    refuse_any(
+        candidate.target,
+        {
+            "INT8 per tensor": (candidate.granularity == "pt", "-pc: its quantizer scales output channels"),
+            f"ranges by {method}": (
+                method not in (None, "minmax", "mse"),
+                "minmax, or mse: its quantizer has no other observers",
+            ),
+            "every operator": (candidate.every_operator, "no -all: its quantizer chooses the operators"),
+            "signed activations": (candidate.signed_activations, "no -s8s8: its kernels take UINT8"),
+            "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
+            "corrected biases": (candidate.bias_corrected, "no -bc: it rewrites ONNX graphs"),
+            "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
+            "products left in float": (candidate.fast, "no -fast: slow products are found in profiles of ONNX Runtime"),
+            "INT8 with the rest in bfloat16": (
+                candidate.bf16_floats,
+                "bf16, or INT8 with the rest in float32",
+            ),
+            "the fused graph": (
+                candidate.fused and candidate.precision != "fp32",
+                "the plain one: TorchInductor fuses what it compiles",
+            ),
+        },
+    )
+    if candidate.precision == "int8" and (missing := inductor.why_no_int8()):
+        raise _unsupported(missing)
+
+
+def _unsupported(missing: Missing) -> CandidateRefused:
+    return CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+
+
+CPU = Engine(
+    facts=facts.CPU,
+    passes={"fp32": inductor_form, "bf16": inductor_form, "int8": inductor_form},
+    session=_cpu_session,
+    availability=_cpu_availability,
+    refused={
+        "int4": RefusedPrecision("INT4 for {target}", "int8: its quantizer for x86 has no INT4"),
+        "fp8": RefusedPrecision("FP8 for {target}", "int8: a CPU has no FP8 kernels"),
+        "fp16": RefusedPrecision("float16 for {target}", "bf16: a CPU computes float16 in float32"),
+    },
+    refuse_recipe=_cpu_refuse_recipe,
+    check_device=_cpu_check_device,
+    artifact="model.pt2",
+)
+
+# aten/src/ATen/native/cuda/int4mm.cu
+INT4_GROUPS = (32, 64, 128, 256)
+# The first GPUs with products in E4M3.
+FP8_CAPABILITY = (8, 9)
+
+
+def make_engine(plain: TargetFacts, device: str) -> Engine:
+    """Return the target whose packages run on the torch device `device`; tests take `cpu`."""
+
+    def session(
+        candidate: Candidate, threads: int, _libraries: Libraries, _provider_options: Mapping[str, str]
+    ) -> SessionSettings:
+        # The coverage refuses products in 16 bits that were not asked for.
+        precision = {"fp32": "f32", "fp16": "fp16"}.get(candidate.precision, "bf16")
+        return SessionSettings(plain.provider, threads, provider_options={"precision": precision})
+
+    form = partial(inductor_form, device=device, for_gpu=True)
+    on_gpu = device != "cpu"
+    return Engine(
+        facts=plain,
+        passes={"fp32": form, "fp16": form, "bf16": form, "int8": form, "int4": form, "fp8": form},
+        session=session,
+        availability=_cuda_availability if on_gpu else lambda _providers: Availability(True, "torch"),
+        refused={
+            "int8-weights": RefusedPrecision(
+                "INT8 in blocks for {target}", "int8-dynamic-pc or int4: PyTorch has no kernel for blocks of INT8"
+            )
+        },
+        refuse_recipe=_cuda_refuse_recipe,
+        check_device=_cuda_check_device if on_gpu else lambda: None,
+        why_unmeasured=_why_unmeasured if on_gpu else lambda _providers: None,
+        artifact="model.pt2",
+    )
+
+
+def _why_missing() -> Missing | None:
+    if missing := inductor.why_missing():
+        return missing
+    return inductor.why_no_gpu()
+
+
+def _why_unmeasured(_providers: Collection[str]) -> Missing | None:
+    return _why_missing()
+
+
+def _cuda_availability(_providers: Collection[str]) -> Availability:
+    if missing := _why_missing():
+        return Availability(False, describe_missing(missing), missing.fix)
+    gpu = find_gpu()
+    where = f"{gpu.name}, compute capability {gpu.compute_capability}" if gpu else "a GPU"
+    return Availability(True, f"torch {inductor.installed_version()} and {inductor.compiler()} on {where}")
+
+
+def _cuda_check_device() -> None:
+    if missing := _why_missing():
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+
+
+def _cuda_refuse_recipe(candidate: Candidate) -> None:
+    refuse_any(
+        candidate.target,
+        {
+            "INT8 with fixed ranges": (
+                candidate.precision == "int8" and not candidate.dynamic,
+                "int8-dynamic-pc: a scale for each row of activations, at run time",
+            ),
+            "INT8 per tensor": (
+                candidate.precision == "int8" and candidate.granularity == "pt",
+                "-pc: scales of output channels",
+            ),
+            "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
+            "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
+            f"INT4 by {candidate.weight_method}": (
+                candidate.precision == "int4" and candidate.weight_method == "awq",
+                "rtn, gptq or hqq: its factors are folded into ONNX graphs",
+            ),
+            "HQQ without zero points": (
+                candidate.weight_method == "hqq" and not candidate.asymmetric,
+                "-asym: it searches for zero points",
+            ),
+            f"INT4 in blocks of {candidate.block_size}": (
+                candidate.precision == "int4" and candidate.block_size not in INT4_GROUPS,
+                "32, 64, 128 or 256: its kernel takes no others",
+            ),
+            "the rest in bfloat16, by name": (
+                candidate.bf16_floats,
+                "no -bf16: what is left in float is in bfloat16 anyway",
+            ),
+            "the fused graph": (
+                candidate.fused and candidate.precision != "fp32",
+                "the plain one: TorchInductor fuses what it compiles",
+            ),
+        },
+    )
+    if candidate.precision != "fp8":
+        return
+    gpu = find_gpu()
+    found = tuple(int(part) for part in gpu.compute_capability.split(".")) if gpu else FP8_CAPABILITY
+    if found < FP8_CAPABILITY:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"a GPU of compute capability {gpu.compute_capability if gpu else ''}",
+            expected="8.9 or more, which multiplies E4M3",
+            fix="take int8-dynamic-pc",
+        )
+
+
+CUDA = make_engine(facts.CUDA, "cuda")
+ENGINES = (CPU, CUDA)

@@ -1,0 +1,69 @@
+"""Plain facts of `torch-inductor` and `torch-cuda`."""
+
+from __future__ import annotations
+
+from validators.processors import TORCH_BF16
+from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, TargetFacts, bfloat16
+
+CPU = TargetFacts(
+    name="torch-inductor",
+    provider=INDUCTOR,
+    libraries={"torch": ("torch",), "torchao": ("torchao",)},
+    without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "fast", "+fused"}),
+    fused_words="the float model as TorchInductor compiles it",
+    runs_sources=False,
+    needs=(bfloat16(TORCH_BF16, "by torch's own list"),),
+    default_candidates=(
+        "fp32-fused@torch-inductor",
+        "bf16@torch-inductor",
+        "int8-static-minmax-pc@torch-inductor",
+        "int8-static-mse-pc@torch-inductor",
+        "int8-dynamic-pc@torch-inductor",
+    ),
+    session="tasks.engines.inductor.session",
+    shipped="tasks.engines.inductor.shipped",
+    coverage="tasks.engines.inductor.coverage",
+    distributions=("torch",),
+    classes={
+        "cpu": (
+            "fp32-fused@torch-inductor",
+            "int8-static-mse-pc@torch-inductor",
+        ),
+    },
+)
+
+CUDA = TargetFacts(
+    name="torch-cuda",
+    provider=INDUCTOR_CUDA,
+    libraries={"torch": ("torch",)},
+    without=frozenset({"static", "pt", "smooth", "awq", "fast", "+fused"}),
+    fused_words="the float model as TorchInductor compiles it",
+    int8_words="INT8",
+    runs_sources=False,
+    default_candidates=(
+        "fp32-fused@torch-cuda",
+        "fp16@torch-cuda",
+        "bf16@torch-cuda",
+        "int8-dynamic-pc@torch-cuda",
+        "fp8-amax-pc@torch-cuda",
+        "fp8-amax-pt@torch-cuda",
+        "int4-g128-rtn@torch-cuda",
+        "int4-g64-hqq-asym@torch-cuda",
+        "int4-g128-gptq-asym@torch-cuda",
+    ),
+    on_gpu=True,
+    session="tasks.engines.inductor.session",
+    shipped="tasks.engines.inductor.shipped",
+    coverage="tasks.engines.inductor.coverage",
+    distributions=("torch",),
+    classes={
+        "cuda": (
+            "fp16@torch-cuda",
+            "int8-dynamic-pc@torch-cuda",
+            "fp8-amax-pc@torch-cuda",
+            "int4-g128-gptq-asym@torch-cuda",
+        ),
+    },
+)
+
+FACTS = (CPU, CUDA)

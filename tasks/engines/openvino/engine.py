@@ -1,0 +1,98 @@
+"""The target `openvino`: OpenVINO's own runtime, on any processor that it supports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tasks.engines.availability import Availability, describe_missing, install
+from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.openvino import session as openvino
+from tasks.engines.openvino.facts import FACTS
+from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
+from tasks.ptq.forms import refuse_any
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.target_facts import OPENVINO
+
+# Channels of an activation that share a scale where the runtime quantizes it, before products with weights in integers: by its
+# own default 32; 0 is never. With 64 a product of 16 x 1024 x 1024 took three quarters of the time, with the same error.
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+# Options that belong to the candidate and to `measurement.threads`.
+OWN = frozenset({"INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "CACHE_DIR", "PERF_COUNT"})
+
+
+def session(
+    candidate: Candidate, threads: int, libraries: Libraries, provider_options: Mapping[str, str]
+) -> SessionSettings:
+    """Return the session settings of a candidate; see `tasks.engines.engine.Session`.
+
+    Raises:
+        CandidateRefused: `unsupported`: `provider_options` has an option that belongs to the candidate or to the job.
+    """
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        # Its default is bfloat16 where the processor has it.
+        "INFERENCE_PRECISION_HINT": "bf16" if candidate.in_bf16 else "f32",
+        GROUP: "64" if candidate.dynamic else "32" if candidate.precision == "int4" else "0",
+    }
+    if wrong := sorted(OWN & provider_options.keys()):
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{wrong[0]} in `provider_options`",
+            expected="options of OpenVINO other than precision, threads, cache and counters",
+            fix="name a candidate with or without bf16, or set `measurement.threads`",
+        )
+    return SessionSettings(OPENVINO, threads, libraries=libraries, provider_options=options | dict(provider_options))
+
+
+def _availability(_providers: Collection[str]) -> Availability:
+    missing = openvino.why_missing()
+    if missing:
+        mend = missing.fix if openvino.installed_version() else install("openvino")
+        return Availability(False, describe_missing(missing), mend)
+    return Availability(True, f"OpenVINO {openvino.installed_version()}")
+
+
+def _check_device() -> None:
+    missing = openvino.why_missing()
+    if missing:
+        fix = missing.fix if openvino.installed_version() else f"{missing.fix}: {install('openvino')}"
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=fix)
+
+
+def refuse_recipe(candidate: Candidate) -> None:
+    """Refuse a recipe that OpenVINO does not support.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    wrong = {
+        "the fused graph": (
+            candidate.fused and candidate.precision != "fp32",
+            "the plain one: it fuses attention, sums and normalizations itself",
+        ),
+        "products left in float by a profile": (candidate.fast, "no -fast: it reads the profile of ort-cpu"),
+        "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
+    }
+    refuse_any(candidate.target, wrong)
+
+
+ENGINE = Engine(
+    facts=FACTS[0],
+    passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": weights_form},
+    session=session,
+    availability=_availability,
+    refused={
+        "fp8": RefusedPrecision("FP8 for {target}", "int8: it has no FP8 kernels for a CPU"),
+        "fp16": RefusedPrecision(
+            "float16 for {target}",
+            "bf16: a CPU computes float16 in float32, and OpenVINO would keep the weights in float32 too",
+        ),
+    },
+    refuse_recipe=refuse_recipe,
+    check_device=_check_device,
+)
+ENGINES = (ENGINE,)

@@ -1,0 +1,62 @@
+"""Plain facts of `openvino`."""
+
+from __future__ import annotations
+
+from validators.processors import OPENVINO_BF16, VNNI
+from validators.target_facts import OPENVINO, Need, TargetFacts, bfloat16
+
+
+def openvino_needs(*, instead: str) -> tuple[Need, ...]:
+    """Return the needs of OpenVINO; `instead` is the recipe to take for one with ranges at run time."""
+    return (
+        bfloat16(OPENVINO_BF16, "by OpenVINO's own list"),
+        Need(
+            word="dynamic",
+            name="VNNI",
+            instructions=VNNI,
+            why="OpenVINO quantizes activations at run time with them alone",
+            fix=f"take {instead}",
+        ),
+    )
+
+
+OPENVINO_FACTS = TargetFacts(
+    name="openvino",
+    provider=OPENVINO,
+    libraries={"openvino": ("openvino",)},
+    pairs="openvino",
+    without=frozenset({"+fused", "fast"}),
+    fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
+    int8_words="INT8 or UINT8",
+    needs=openvino_needs(instead="int8-static"),
+    loads_anywhere=True,
+    default_candidates=(
+        "fp32-fused@openvino",
+        "bf16@openvino",
+        "int8-static-minmax-pc@openvino",
+        "int8-static-mse-pc@openvino",
+        "int8-static-mse-pc-all@openvino",
+        "int8-static-mse-pc-all-smooth-bf16@openvino",
+        "int8-static-mse-pc-smooth@openvino",
+        "int8-static-mse-pc-all-smooth@openvino",
+        "int8-dynamic-pc@openvino",
+        "int4-g32-gptq@openvino",
+    ),
+    session="tasks.engines.openvino.session",
+    shipped="tasks.engines.openvino.shipped",
+    coverage="tasks.engines.openvino.coverage",
+    distributions=("openvino",),
+    classes={
+        "cpu": (
+            "fp32-fused@openvino",
+            "bf16@openvino",
+            "int8-static-mse-pc@openvino",
+            "int8-static-mse-pc-all@openvino",
+            "int8-static-mse-pc-all-smooth@openvino",
+            "int8-static-mse-pc-all-smooth-bf16@openvino",
+            "int8-dynamic-pc@openvino",
+        ),
+    },
+)
+
+FACTS = (OPENVINO_FACTS,)

@@ -1,0 +1,1 @@
+"""Decoders in OpenVINO (`openvino-decoder`)."""

@@ -1,0 +1,114 @@
+"""The target `openvino-decoder`: decoders with their caches, run by OpenVINO on the processor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from tasks.engines.engine import Engine, Pass, RefusedPrecision
+from tasks.engines.openvino import engine as openvino
+from tasks.engines.openvino_decoder.facts import FACTS
+from tasks.engines.openvino_decoder.session import refuse_attention
+from tasks.ptq.build_variant import Materials, int8_form, weights_form
+from tasks.ptq.eight_bit.tied import retie
+from tasks.ptq.forms import refuse_any
+from tasks.ptq.graph.edits import save_model
+from tasks.runtimes.decoder_bytes import decoder_bytes
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate
+from validators.records.generation import DecoderBytes
+from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.target_facts import OPENVINO_DECODER
+
+# Type of the cached keys and values, for what its plugin would choose itself: UINT8.
+CACHE = "KV_CACHE_PRECISION"
+FLOAT_BITS = 32
+
+
+def _session(
+    candidate: Candidate, threads: int, libraries: Libraries, provider_options: Mapping[str, str]
+) -> SessionSettings:
+    if CACHE in provider_options:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{CACHE} in `provider_options`",
+            expected="options of OpenVINO other than the type of the cache",
+            fix="name candidates with +kv8 or +kv4",
+        )
+    settings = openvino.session(candidate, threads, libraries, provider_options)
+    chosen = {
+        CACHE: f"u{candidate.cache_bits}" if candidate.cache_bits else "f32",
+        NEW_TOKENS: str(USUAL_NEW_TOKENS),
+    }
+    # Activations of products with weights in blocks are quantized in groups of 32 channels, which every block divides into.
+    grouped = {} if candidate.dynamic or openvino.GROUP in provider_options else {openvino.GROUP: "32"}
+    return replace(settings, provider=OPENVINO_DECODER, provider_options=settings.provider_options | grouped | chosen)
+
+
+def _refuse_recipe(candidate: Candidate) -> None:
+    openvino.refuse_recipe(candidate)
+    wrong = {
+        "INT8 with fixed ranges": (
+            candidate.precision == "int8" and not candidate.dynamic,
+            "int8-dynamic: a decoder's outliers fit no fixed range",
+        ),
+        "smoothing": (candidate.smooth, "no -smooth: its groups of channels have scales of their own"),
+        "corrected biases": (candidate.bias_corrected, "no -bc: a decoder has few biases"),
+        "parts kept in float": (candidate.kept_parts > 0, "no -keep, or int4 with -mix"),
+    }
+    refuse_any(candidate.target, wrong)
+
+
+def _float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the float graph, with one table for a tied embedding and head."""
+    proto = onnx.load(materials.prepared())
+    tied = retie(proto.graph)
+    save_model(proto, path)
+    return {"embedding and head as one table": tied} if tied else {}
+
+
+def _for_decoders(make: Pass) -> Pass:
+    """Return a pass whose graph OpenVINO reads, with the files beside it that a decoder needs."""
+
+    def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+        refuse_attention(onnx.load(materials.prepared(), load_external_data=False).graph)
+        changes = make(candidate, materials, path)
+        for file in materials.companions:
+            shutil.copyfile(file, path.with_name(file.name))
+        return changes
+
+    return form
+
+
+def _bytes(candidate: Candidate, path: Path) -> DecoderBytes:
+    """Return the bytes of the file, with a cache in as many bits as the candidate asks for, without its scales."""
+    found = decoder_bytes(path)
+    return replace(found, cache=found.cache * (candidate.cache_bits or FLOAT_BITS) // FLOAT_BITS)
+
+
+ENGINE = Engine(
+    facts=FACTS[0],
+    passes={
+        "bf16": _for_decoders(_float_form),
+        "int8": _for_decoders(int8_form),
+        "int8-weights": _for_decoders(weights_form),
+        "int4": _for_decoders(weights_form),
+    },
+    session=_session,
+    availability=openvino.ENGINE.availability,
+    refused={
+        **openvino.ENGINE.refused,
+        "fp32": RefusedPrecision("float32 for {target}", "bf16, or the baseline, which OpenVINO fuses when it loads"),
+    },
+    refuse_recipe=_refuse_recipe,
+    check_device=openvino.ENGINE.check_device,
+    artifact="decoder/model.onnx",
+    decoder_bytes=_bytes,
+)
+ENGINES = (ENGINE,)

@@ -1,0 +1,99 @@
+"""A decoder of the target `openvino-decoder` as a folder that OpenVINO GenAI opens.
+
+The folder has the judged graph with its caches as states in OpenVINO's own format, the tokenizer as two OpenVINO models, and
+the tokens that end a text. Settings of the session that change numbers go into the graph's `runtime_options`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasks.runtimes.decoder_session import TOKENS
+from tasks.serving.checkpoint.config import generation_config_of
+from tasks.serving.decoder.graph_nodes import refusal
+
+if TYPE_CHECKING:
+    import openvino as ov
+
+GRAPH, CONFIG = "openvino_model.xml", "genai_config.json"
+# Options that OpenVINO reads from a graph where nobody sets them (its documentation, "Runtime options in model").
+OPTIONS = ("KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+LIBRARIES = {"openvino_tokenizers": "the extra `openvino`", "transformers": "the extra `genai`"}
+# Tokens of the window on which the written graph is compared with the judged one.
+PROBED = 16
+
+
+def make_openvino_genai(variant: Path, folder: Path, options: Mapping[str, str]) -> None:
+    """Write the decoder in the folder `variant` to the new folder `folder`; `options` are those of its approved session.
+
+    Raises:
+        JobError: a library is missing, or the written graph computes other scores than the judged one.
+    """
+    for library, extra in LIBRARIES.items():
+        if util.find_spec(library) is None:
+            raise refusal(f"{library} is not installed", "the library that converts tokenizers", f"install {extra}")
+    import openvino as ov
+
+    from tasks.engines.openvino_decoder.shipped.graph import with_states
+
+    config = json.loads((variant / CONFIG).read_text(encoding="utf-8"))["model"]
+    graph = with_states(ov.Core().read_model(variant / "model.onnx"), config, cut=False)
+    for name in OPTIONS:
+        graph.set_rt_info(options[name], ["runtime_options", name])
+    folder.mkdir()
+    # Weights stay in the type that was judged.
+    ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
+    _prove(variant, folder, config["vocab_size"], options)
+    _write_tokenizer(variant, folder)
+    text = json.dumps(generation_config_of(config), indent=1) + "\n"
+    (folder / "generation_config.json").write_text(text, encoding="utf-8")
+
+
+def _prove(variant: Path, folder: Path, vocabulary: int, options: Mapping[str, str]) -> None:
+    """Check that the written graph computes the scores that the judged one does, bit for bit.
+
+    Raises:
+        JobError: it does not.
+    """
+    import openvino as ov
+
+    from tasks.engines.openvino_decoder.shipped.model import DEVICE, OpenVinoDecoder
+
+    tokens = np.random.default_rng(0).integers(0, vocabulary, (1, PROBED))
+    wanted = OpenVinoDecoder(variant / "model.onnx", 1, options).scores(tokens)
+    core = ov.Core()
+    properties = {name: value for name, value in options.items() if name.isupper() and name not in OPTIONS}
+    read = core.read_model(folder / GRAPH)
+    request = core.compile_model(read, DEVICE, {**properties, "INFERENCE_NUM_THREADS": "1"}).create_infer_request()
+    feed: dict[str, Any] = {
+        TOKENS: tokens,
+        "attention_mask": np.ones_like(tokens),
+        "position_ids": np.arange(PROBED)[None],
+        "beam_idx": np.zeros(1, np.int32),
+    }
+    found = request.infer(feed)[0]
+    if not np.array_equal(found, wanted):
+        raise refusal(
+            f"the written graph differs from the judged one by {np.abs(found - wanted).max():.2g}",
+            "the same scores",
+            "report it with the source model",
+        )
+
+
+def _write_tokenizer(variant: Path, folder: Path) -> None:
+    import openvino as ov
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    # Any: the library has no types.
+    library: Any = PreTrainedTokenizerFast
+    tokenizer = library.from_pretrained(str(variant), local_files_only=True)
+    made: tuple[ov.Model, ov.Model] = convert_tokenizer(tokenizer, with_detokenizer=True)
+    for model, name in zip(made, ("tokenizer", "detokenizer"), strict=True):
+        ov.save_model(model, folder / f"openvino_{name}.xml")

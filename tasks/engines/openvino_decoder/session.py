@@ -1,0 +1,77 @@
+"""Decoders opened in OpenVINO with exactly the requested settings, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from tasks.engines.openvino.coverage import measure as measure_opened
+from tasks.engines.openvino.session import failures_refused_here, installed_version, why_missing
+from tasks.runtimes.decoder_session import DecoderRunner
+from validators.errors import CandidateRefused
+from validators.records.measurements import Coverage
+from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
+
+ATTENTION = "GroupQueryAttention"
+# Index of its first input that is refused: positions; then come a bias, a sink, and scales of caches.
+FIRST_OTHER = 9
+
+
+@contextmanager
+def open_model(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner]:
+    """Compile a decoder with these settings, and release it at the end of the block.
+
+    Raises:
+        CandidateRefused: `unsupported`: OpenVINO is missing, or has no such attention; `invalid`: it does not load the file.
+    """
+    if missing := why_missing():
+        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+    from tasks.engines.openvino.shipped.model import message_of
+    from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
+
+    refuse_attention(onnx.load(model, load_external_data=False).graph)
+    try:
+        compiled = OpenVinoDecoder(model, settings.threads, settings.provider_options)
+    except Exception as error:  # the bindings raise RuntimeError, TypeError and ValueError alike
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"OpenVINO {installed_version()} does not load {model.name}: {message_of(error)}",
+            expected="a decoder that OpenVINO compiles",
+            fix="use the target ort-genai, or a newer OpenVINO",
+        ) from error
+    yield DecoderRunner(compiled, compiled.config["vocab_size"], failures_refused_here)
+
+
+def measure(model: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
+    """Return the coverage of whole windows, as OpenVINO runs them; see `tasks.engines.openvino.coverage.measure`.
+
+    Raises:
+        CandidateRefused: OpenVINO does not load or run the model.
+    """
+    return measure_opened(model, settings, batch, folder, open_model)
+
+
+def refuse_attention(graph: onnx.GraphProto) -> None:
+    """Refuse attention that OpenVINO would compute without saying that it leaves something out.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    for node in graph.node:
+        if node.op_type != ATTENTION:
+            continue
+        softcap = next((one.f for one in node.attribute if one.name == "softcap"), 0.0)
+        found = f"a soft cap of {softcap:g} on the scores" if softcap else ""
+        if any(node.input[FIRST_OTHER:]):
+            found = "positions, a bias, a sink or scales of caches as inputs"
+        if found:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{found} in {node.name or ATTENTION} for OpenVINO",
+                expected="attention with rotary embedding, caches and a window at most",
+                fix="use the target ort-genai",
+            )

@@ -1,0 +1,69 @@
+"""The files of the `ort-cuda` target: float16, and INT4 weights over it.
+
+ONNX Runtime's CUDA provider multiplies in float16 with float32 sums, and has MatMulNBits for float16 activations with scales of
+the same type (contrib_ops/cuda/quantization/matmul_nbits.cc). Its kernels for a few rows at a time read the codes as they are,
+in blocks of 16 to 128; for more rows it writes the weight as float16 first, on each request, and multiplies that. QLinearConv
+and QLinearMatMul it does not have: INT8 pairs would run as dequantization and a float product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tasks.ptq.build_variant import Materials, in_new_operators
+from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
+from tasks.ptq.forms import count_reasons, weight_changes
+from tasks.ptq.graph.edits import scratch
+from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from validators.job.candidate_name import Candidate
+
+# matmul_4bits.cu: with another one a single row raises.
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form for the CUDA provider; return the counts of changes.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
+    prepared = materials.prepared()
+    with in_new_operators(prepared, materials) as graph:
+        return make_form(
+            candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, prepared), path
+        )
+
+
+def make_form(
+    candidate: Candidate,
+    graph: Path,
+    statistics: Path,
+    grams: Callable[[], Mapping[str, Gram]],
+    path: Path,
+) -> dict[str, int]:
+    """Write the candidate's form of a float graph to `path`; return what was changed.
+
+    `statistics` are what calibration saw of the graph's activations; `grams` gives sums over them, for GPTQ and AWQ.
+
+    Raises:
+        CandidateRefused: the model does not allow it, or the result is not valid.
+    """
+    with scratch() as folder:
+        base = path if candidate.precision == "fp16" else folder / "float16.onnx"
+        half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
+        changes = {"nodes in float16": len(half.converted)} | count_reasons("nodes left in float32", half.left.values())
+        if candidate.precision == "fp16":
+            return changes
+        method, block_size = candidate.weight_method or "rtn", candidate.block_size or BLOCK_SIZES[-1]
+        # The kernel has no other arithmetic than that of the activations.
+        weights = BlockWeights(method, block_size, not candidate.asymmetric, accuracy_level=0)
+        report = quantize_weights(base, path, weights, grams=_carried(half, grams()) if weights.needs_grams else None)
+    return changes | weight_changes(report, "MatMul left in float")
+
+
+def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
+    """Return the Gram matrices of the float graph's tensors, also under the names of tensors that carry the same values."""
+    return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}

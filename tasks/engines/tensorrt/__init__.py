@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX (`tensorrt`): building, inspecting and running engines."""

@@ -1,0 +1,72 @@
+"""The target `tensorrt`: engines of TensorRT itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tasks.engines.availability import Availability, tensorrt_here
+from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.tensorrt.facts import FACTS
+from tasks.engines.tensorrt.forms import tensorrt_form
+from tasks.engines.tensorrt.lint import observe_parser
+from tasks.engines.tensorrt.rules import TENSORRT_RULES
+from tasks.ptq.forms import refuse_any
+from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
+from validators.errors import Missing
+from validators.job.candidate_name import Candidate
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
+from validators.target_facts import TENSORRT
+
+
+def _refuse_recipe(candidate: Candidate) -> None:
+    wrong = {
+        "the fused graph": (
+            candidate.fused and candidate.precision != "fp32",
+            "the plain one: fused operators are no ONNX",
+        ),
+        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
+        "INT4 with zero points": (candidate.asymmetric, "symmetric blocks: it parses no zero point but 0"),
+        f"INT4 in blocks of {candidate.block_size}": (
+            candidate.block_size not in (None, *BLOCK_SIZES),
+            "64 or 128, which it fuses with the product",
+        ),
+        f"INT4 by {candidate.weight_method}": (
+            candidate.weight_method not in (None, "rtn"),
+            "rtn: the other methods have scales below zero, which it does not take",
+        ),
+        "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
+        "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
+    }
+    refuse_any(candidate.target, wrong)
+
+
+def _session(
+    _candidate: Candidate, threads: int, _libraries: Libraries, _provider_options: Mapping[str, str]
+) -> SessionSettings:
+    return SessionSettings(TENSORRT, threads)
+
+
+def _availability(_providers: Collection[str]) -> Availability:
+    return tensorrt_here()
+
+
+def _why_unmeasured(providers: Collection[str]) -> Missing | None:
+    if TENSORRT in providers:
+        return None
+    return Missing("no TensorRT on this worker", "a GPU and TensorRT", "install the extra `tensorrt` on such a machine")
+
+
+ENGINE = Engine(
+    facts=FACTS[0],
+    passes={"fp16": tensorrt_form, "int8": tensorrt_form, "int4": tensorrt_form, "fp8": tensorrt_form},
+    session=_session,
+    availability=_availability,
+    refused={"fp32": RefusedPrecision("the fused graph for {target}", "the plain one: fused operators are no ONNX")},
+    refuse_recipe=_refuse_recipe,
+    why_unmeasured=_why_unmeasured,
+    lint_rules=TENSORRT_RULES,
+    observe=observe_parser,
+    builds_engines=True,
+)
+ENGINES = (ENGINE,)

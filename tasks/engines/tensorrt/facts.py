@@ -1,0 +1,38 @@
+"""Plain facts of `tensorrt`."""
+
+from __future__ import annotations
+
+from validators.target_facts import TENSORRT, TargetFacts
+
+TENSORRT_FACTS = TargetFacts(
+    name="tensorrt",
+    provider=TENSORRT,
+    libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
+    pairs="tensorrt",
+    without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
+    default_candidates=(
+        "fp16@tensorrt",
+        "int8-static-minmax-pc@tensorrt",
+        "int8-static-entropy-pc@tensorrt",
+        "fp8-amax-pc@tensorrt",
+        "int4-g128-rtn@tensorrt",
+        # Blocks of 128 divide few widths of small models.
+        "int4-g64-rtn@tensorrt",
+    ),
+    on_gpu=True,
+    session="tasks.engines.tensorrt.runner",
+    coverage="tasks.engines.tensorrt.coverage",
+    shipped="tasks.engines.tensorrt.shipped",
+    classes={
+        "cuda": (
+            "fp16@tensorrt",
+            "int8-static-minmax-pc@tensorrt",
+            "int8-static-entropy-pc@tensorrt",
+            "fp8-amax-pc@tensorrt",
+            "int4-g128-rtn@tensorrt",
+            "int4-g64-rtn@tensorrt",
+        ),
+    },
+)
+
+FACTS = (TENSORRT_FACTS,)

@@ -1,0 +1,225 @@
+"""From a candidate to its variant, by the passes and settings of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from tasks.engines.catalog import find_target
+from tasks.engines.engine import RefusedPrecision
+from tasks.engines.inductor.compile import compile_seconds
+from tasks.ptq.build_variant import Materials, weight_bits
+from tasks.ptq.graph.edits import model_bytes, notes_of
+from tasks.ptq.graph.equal_floats import parity_settings
+from tasks.runtimes.parity import relative_distance
+from tasks.runtimes.runner import open_runner
+from validators.digests import digest_model, digest_values
+from validators.errors import CandidateRefused
+from validators.job.candidate_name import Candidate, decode
+from validators.processors import VNNI, Processor
+from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings, Variant
+from validators.target_facts import CPU_PROVIDER, GENERATORS, OPENVINO
+
+# Engines round otherwise than the file says by less than a step of 8 bits in each layer.
+ANOTHER = 0.1
+
+
+def make_variant(
+    candidate: Candidate,
+    materials: Materials,
+    folder: Path,
+    *,
+    threads: int,
+    provider_options: Mapping[str, str] | None = None,
+) -> Variant:
+    """Make the candidate's artifact in `folder`, check it and describe it; `provider_options` are the job's.
+
+    Raises:
+        CandidateRefused: the target or the model does not allow it, or the pass made an invalid file.
+    """
+    refuse_other_targets(candidate, materials.processor)
+    target = find_target(candidate.target)
+    path = folder / target.artifact
+    path.parent.mkdir(parents=True, exist_ok=True)
+    changes = target.passes[candidate.precision](candidate, materials, path)
+    is_onnx = path.suffix == ".onnx"
+    if is_onnx:
+        _check_onnx(path)
+    noted = notes_of(path) if is_onnx else {}
+    seconds = compile_seconds(path)
+    session = session_settings(candidate, threads, materials.libraries, provider_options)
+    if target.facts.provider == OPENVINO:
+        noted |= _other_answers(path, session, materials)
+    return Variant(
+        candidate=candidate.name,
+        path=path,
+        digest=_digest(path, materials.libraries),
+        size_bytes=model_bytes(path),
+        session=session,
+        proof="simulated" if candidate.is_simulated else "measured",
+        changes=changes,
+        notes=(
+            *_notes(candidate, materials),
+            *(f"{about} {note}" for about, note in noted.items()),
+            *([f"compiled in {seconds:.1f} s"] if seconds else []),
+        ),
+        compile_seconds=seconds,
+        decoder=target.decoder_bytes(candidate, path) if target.decoder_bytes else None,
+        saturates_without=_saturates_without(candidate, materials),
+    )
+
+
+def _other_answers(path: Path, session: SessionSettings, materials: Materials) -> dict[str, str]:
+    """Return a note if the engine computes another function than its file, which ONNX Runtime computes as written.
+
+    OpenVINO rewrites graphs when it loads them. What it gets wrong would look like a loss of the precision
+    (`benchmarks/engine_disagreements.py` has the patterns that are known).
+
+    Raises:
+        CandidateRefused: `unsupported`: the engine answers a request otherwise when it comes again. Behind some `If` its first
+            answer of a larger size is memory that it did not write.
+    """
+    batch, found = materials.batches()[0], []
+    for settings, times in ((parity_settings(materials.libraries), 1), (session.without_spinning(), 2)):
+        with open_runner(path, settings) as runner:
+            names = [spec.name for spec in runner.outputs]
+            found += [dict(zip(names, runner.run(batch, names), strict=True)) for _ in range(times)]
+    written, first, engine = found
+    name, apart = _farthest(engine, first)
+    if not apart <= ANOTHER:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{session.provider} answers one request in two ways: {name!r} is {apart:.0%} off when it is asked again",
+            expected="answers that depend on the request alone",
+            fix="use another engine for this model, or export it without If",
+        )
+    name, apart = _farthest(written, engine)
+    if apart <= ANOTHER:
+        return {}
+    return {
+        session.provider: f"computes another function than the file: its {name!r} is {apart:.0%} off ONNX Runtime's"
+    }
+
+
+def _farthest(expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]) -> tuple[str, float]:
+    """Return the float output that differs most, and by which share of its values; infinite if one side is not finite."""
+    apart = {
+        name: relative_distance(expected[name], found[name])
+        for name in expected
+        if expected[name].dtype.kind == "f" and expected[name].shape == found[name].shape
+    }
+    name = max(apart, key=lambda name: apart[name], default="")
+    return name, apart.get(name, 0.0)
+
+
+def _check_onnx(path: Path) -> None:
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"the pass made an invalid file: {str(error).splitlines()[0]}",
+            expected="a file that passes onnx.checker",
+            fix="report it with the source model; take another candidate meanwhile",
+        ) from error
+
+
+def _digest(path: Path, libraries: Libraries) -> str:
+    """Return the digest of the model, and of the custom-operator libraries that it is approved with, if any."""
+    digest = digest_model(path)
+    return digest_values(digest, [library.digest for library in libraries]) if libraries else digest
+
+
+def _saturates_without(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    """Return the instruction sets, without all of which sums of a variant's INT8 products saturate on an x86 processor."""
+    facts = find_target(candidate.target).facts
+    in_float = candidate.dynamic and facts.pairs == "openvino"  # its products are in float without them
+    is_exact = facts.on_gpu or in_float or weight_bits(candidate, materials.processor) == 7
+    return VNNI if candidate.precision == "int8" and not is_exact else ()
+
+
+def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
+    if candidate.is_simulated:
+        return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
+    if candidate.precision == "int8" and weight_bits(candidate, materials.processor) == 7:
+        return (
+            "weights have 7 bits: x86 processors without VNNI add pairs of INT8 products in 16 bits, and none saturates",
+        )
+    return ()
+
+
+def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
+    """Refuse a candidate that this version cannot make, or that needs instructions which the processor does not have.
+
+    Raises:
+        CandidateRefused: `unsupported`.
+    """
+    target = find_target(candidate.target)
+    target.refuse_recipe(candidate)
+    refused = target.refused.get(candidate.precision)
+    if refused is None and candidate.precision not in target.passes:
+        refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")
+    if refused is None and candidate.cache_bits and not target.facts.generates:
+        refused = RefusedPrecision(
+            f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
+            "a target that runs decoders with their caches: ort-genai or openvino-decoder",
+        )
+    if refused is None and candidate.mixed_percent and target.facts.provider not in {CPU_PROVIDER, *GENERATORS}:
+        refused = RefusedPrecision(
+            "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
+        )
+    if refused is None and candidate.fast and candidate.precision == "fp8" and not target.builds_engines:
+        refused = RefusedPrecision("FP8 products left in float for {target}", "fp8 without -fast, or for tensorrt")
+    if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
+        refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")
+    if refused:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=refused.found.format(target=target.name, precision=candidate.precision),
+            expected=refused.expected,
+            fix=refused.fix,
+        )
+    if processor.is_any and not target.facts.loads_anywhere:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"`portable: true`, and {target.name} compiles code for one processor",
+            expected="a candidate of another engine",
+            fix="take candidates of other engines, or set `portable: false`",
+        )
+    if need := target.facts.unmet_need(candidate.name, processor):
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"a processor without {need.name} instructions",
+            expected=f"one with {' or '.join(need.instructions)}: {need.why}",
+            fix=need.fix,
+        )
+
+
+def session_settings(
+    candidate: Candidate,
+    threads: int,
+    libraries: Libraries = (),
+    provider_options: Mapping[str, str] | None = None,
+) -> SessionSettings:
+    """Return how the runtime must load the candidate's artifact; `provider_options` are the job's."""
+    return find_target(candidate.target).session(candidate, threads, libraries, provider_options or {})
+
+
+def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRefused | None:
+    """Return why a variant that was made is not measured, given the providers that can run something on this worker."""
+    if variant.proof == "aot-checked":
+        return None  # its answers are simulated on the CPU
+    missing = find_target(decode(variant.candidate).target).why_unmeasured(providers)
+    if missing is None:
+        return None
+    return CandidateRefused(
+        kind="unsupported",
+        found=f"{missing.found}: {variant.path} was made and checked, and not measured",
+        expected=missing.expected,
+        fix=f"{missing.fix}, or take candidates for ort-cpu",
+    )

@@ -1,1 +1,0 @@
-"""TensorRT engines: built in a child process, opened, inspected."""

@@ -1,0 +1,117 @@
+"""Plain facts of a target, which jobs and records need, and names of providers; each engine has its own in `tasks/engines`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from validators.processors import Processor
+
+# Providers: what runs a model, by the names that ONNX Runtime gives its own.
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+TENSORRT = "TensorRT"
+OPENVINO = "OpenVINO"
+INDUCTOR = "TorchInductor"
+INDUCTOR_CUDA = "TorchInductorCUDA"
+# ONNX Runtime's library for decoders, with the cache, the sampling and the tokenizer.
+GENAI = "OnnxRuntimeGenAI"
+OPENVINO_DECODER = "OpenVINODecoder"
+
+# Packages of TorchInductor.
+INDUCTORS = frozenset({INDUCTOR, INDUCTOR_CUDA})
+# A request is a prompt with the tokens that follow.
+GENERATORS = frozenset({GENAI, OPENVINO_DECODER})
+GPU_PROVIDERS = frozenset({CUDA_PROVIDER, TENSORRT, INDUCTOR_CUDA})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Instruction sets, one of which candidates with `word` in their name need; `name`, `why` and `fix` are for people."""
+
+    word: str
+    name: str
+    instructions: tuple[str, ...]
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """Plain facts of a target.
+
+    `provider` runs its variants, on an NVIDIA GPU if `on_gpu`. An approval is tied to the versions of `libraries`,
+    distributions by their name in the inventory. `pairs` selects the rules that place Q/DQ pairs
+    (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have no kernels there: only their numerics are reproduced, and
+    they are never promoted. `candidates: wide` leaves out recipes with a word in `without` (or `+fused`), which the target
+    refuses. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the type of INT8 activations for people. A
+    class of devices has `engines`, the targets whose candidates its jobs hold, and none of its own. `runs_sources`: it opens a
+    source's ONNX file as it is, as a baseline; an engine that does not takes PyTorch programs alone. `generates`: it takes
+    decoders alone, with their tokenizers, and a request is a prompt with the tokens that follow. `needs` are instructions of
+    the processor that some candidates need. `loads_anywhere`: a version approved on another device of the same kind loads here
+    too. `classes` maps classes of devices that the engine belongs to to its candidates in their jobs. `distributions` are the
+    packages of which one runs its models.
+
+    `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
+    `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
+    session of ONNX Runtime is opened. `coverage` names one whose `measure` reads the coverage of a file under a request, and
+    writes its kernels into a folder; without it, ONNX Runtime's profile is read. There, `low_precision` are kernels that
+    multiply 8-bit or 4-bit operands, or weights of such; `without_form` are kernels of operators that have no such kernel.
+    """
+
+    name: str
+    provider: str
+    default_candidates: tuple[str, ...]
+    libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pairs: Literal["ort-cpu", "openvino", "tensorrt"] = "ort-cpu"
+    simulated: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+    fused_words: str = "the float model after the runtime's transformer fusions"
+    int8_words: str = "UINT8"
+    engines: tuple[str, ...] = ()
+    runs_sources: bool = True
+    generates: bool = False
+    needs: tuple[Need, ...] = ()
+    loads_anywhere: bool = False
+    on_gpu: bool = False
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    distributions: tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
+    session: str = ""
+    coverage: str = ""
+    shipped: str = "tasks.runtimes.shipped"
+    low_precision: frozenset[str] = frozenset()
+    without_form: frozenset[str] = frozenset()
+
+    @property
+    def loader(self) -> str:
+        """The module of the package `shipped` whose `load` opens a file on the processor, of numpy and the runtime alone."""
+        return f"{self.shipped}.model"
+
+    @property
+    def package(self) -> str:
+        """The name of the package `shipped` at consumers, who may load versions of several engines.
+
+        >>> TargetFacts(name="x", provider="X", default_candidates=(), shipped="tasks.engines.tensorrt.shipped").package
+        'quantgate_tensorrt'
+        """
+        return f"quantgate_{self.shipped.split('.')[-2]}"
+
+    def unmet_need(self, candidate: str, processor: Processor) -> Need | None:
+        """Return the first need of a candidate, by its name, that a processor does not meet; None if it meets all.
+
+        >>> facts = TargetFacts(name="x", provider="X", default_candidates=(), needs=(bfloat16(("amx_bf16",), "by a list"),))
+        >>> facts.unmet_need("bf16@x", Processor(("avx2",))).word
+        'bf16'
+        >>> facts.unmet_need("int8-static-mse-pc@x", Processor(("avx2",)))
+        """
+        words = re.split("[-+@]", candidate)
+        unmet = (need for need in self.needs if need.word in words and not processor.has_any(need.instructions))
+        return next(unmet, None)
+
+
+def bfloat16(instructions: tuple[str, ...], why: str) -> Need:
+    """Return the need of candidates that compute in bfloat16."""
+    fix = "take the candidate without bf16"
+    return Need(word="bf16", name="bfloat16", instructions=instructions, why=why, fix=fix)
