@@ -51,8 +51,8 @@ class TargetFacts:
     source's ONNX file as it is, as a baseline; an engine that does not takes PyTorch programs alone. `generates`: it takes
     decoders alone, with their tokenizers, and a request is a prompt with the tokens that follow. `needs` are instructions of
     the processor that some candidates need. `loads_anywhere`: a version approved on another device of the same kind loads here
-    too. `classes` maps classes of devices that the engine belongs to to its candidates in their jobs. `distributions` are the
-    packages of which one runs its models.
+    too; `compiles`: its files are code for the instructions of one processor. `classes` maps classes of devices that the engine
+    belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -75,6 +75,7 @@ class TargetFacts:
     generates: bool = False
     needs: tuple[Need, ...] = ()
     loads_anywhere: bool = False
+    compiles: bool = False
     on_gpu: bool = False
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     distributions: tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
@@ -97,6 +98,11 @@ class TargetFacts:
         'quantgate_tensorrt'
         """
         return f"quantgate_{self.shipped.split('.')[-2]}"
+
+    @property
+    def consumer_module(self) -> str:
+        """The module `loader` by its name at consumers."""
+        return f"{self.package}.model"
 
     def unmet_need(self, candidate: str, processor: Processor) -> Need | None:
         """Return the first need of a candidate, by its name, that a processor does not meet; None if it meets all.

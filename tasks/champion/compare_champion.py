@@ -29,7 +29,8 @@ from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import INDUCTOR, TENSORRT
+from validators.target_facts import TENSORRT
+from validators.targets import facts_of_provider
 
 _UNMEASURED = "to replace it unmeasured, remove its alias first"
 
@@ -171,7 +172,7 @@ def refuse_processor(manifest: Mapping[str, Any], processor: Processor) -> None:
         approved = manifest.get("hardware", {}).get("isa", {})
         lacking = [flag for flag, had in approved.items() if had and flag not in processor.isa]
         found, needed = "a processor without instructions that the champion was compiled for", ""
-        if not lacking or manifest["session"]["provider"] != INDUCTOR:
+        if not lacking or not facts_of_provider(manifest["session"]["provider"]).compiles:
             return
     raise CandidateRefused(
         kind="unsupported",

@@ -84,10 +84,12 @@ def manifest_of(
     `format` is the version of the keys. Format 1 has no key `format`, nor `hardware` and `batch_sizes` (the sizes at which
     latency was measured). Keys are added, never changed: every release reads all formats.
 
-    `saturates_without` lists instruction sets: x86 processors with none of them give other answers.
+    `loader` names the module that opens `artifact` where the version is loaded; `compiled`: it is code for the instructions of
+    `hardware`. `saturates_without` lists instruction sets: x86 processors with none of them give other answers.
     `ranges` are to be watched in production: the ends of each fixed range, and the share of values outside it in this run.
     """
     engine = variant.engine.manifest if variant.engine else None
+    facts = facts_of_provider(variant.session.provider)
     runtime = engine.runtime if engine else _runtime_of(inventory, variant)
     return {
         "format": FORMAT,
@@ -101,6 +103,9 @@ def manifest_of(
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else _public(inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
+        "loader": facts.consumer_module,
+        "artifact": variant.path.name,
+        "compiled": facts.compiles,
         "device": inventory.device_key,
         "hardware": hardware_of(inventory),
         "saturates_without": list(variant.saturates_without),

@@ -41,8 +41,6 @@ from validators.targets import facts_of_provider
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 # Samples with which a registered version is checked, at least: one number would not show the scale of an output.
 READ_BACK_SAMPLES = 8
-# Consumer of an engine, and the package that MLflow ships with it.
-ENGINE_CONSUMER = Path(__file__).with_name("consumer") / "consumer_tensorrt.py"
 # Packages that consumers get with a version.
 EVIDENCE_PACKAGE = Path(__file__).with_name("signed_evidence")
 
@@ -162,12 +160,9 @@ def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
 def _packages(variant: Variant, folder: Path) -> list[str]:
     """Return the folders of the packages that check the evidence, and open a variant, in the consumer."""
     facts = facts_of_provider(variant.session.provider)
-    opener = folder / facts.package if facts.shipped else None
-    if opener:
-        shutil.copytree(
-            Path(import_module(facts.shipped).__path__[0]), opener, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    return [str(EVIDENCE_PACKAGE), *([str(opener)] if opener else [])]
+    shipped = Path(import_module(facts.shipped).__path__[0])
+    shutil.copytree(shipped, folder / facts.package, ignore=shutil.ignore_patterns("__pycache__"))
+    return [str(EVIDENCE_PACKAGE), str(folder / facts.package)]
 
 
 def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
@@ -189,7 +184,7 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
         logged = registry_call(
             mlflow.pyfunc.log_model,
             name="variant",
-            python_model=str(ENGINE_CONSUMER if variant.engine else CONSUMER),
+            python_model=str(CONSUMER),
             code_paths=_packages(variant, folder),
             artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()} | evidence,
             # A decoder takes prompts as well as tokens, which no signature can say.

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.runtimes.assignment import RECORD, assignment, refuse_strays
 from tasks.runtimes.decoder_session import hide_caches
 from tasks.runtimes.ort_gpu import load_libraries, why_missing
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
+from validators.samples.words import SHOWN, and_more
 from validators.target_facts import CUDA_PROVIDER
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+    from tasks.runtimes.shipped.model import AssignedNode
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 # Session option with the folder of external weights, for a model loaded from bytes.
@@ -125,14 +127,33 @@ def open_session(
     if session.get_providers()[0] != settings.provider:
         raise _fallback(f"providers {session.get_providers()}", settings.provider, said)
     if settings.on_gpu:
+        from tasks.runtimes.shipped.model import assignment
+
         refuse_strays(assignment(session), settings.provider)
     yield hide_caches(session)
+
+
+def refuse_strays(nodes: Iterable[AssignedNode], provider: str) -> None:
+    """Refuse a session in which another provider runs a product: a measurement of it would carry the wrong label.
+
+    Raises:
+        CandidateRefused: `unsupported`: there are such products; the error names them.
+    """
+    from tasks.runtimes.shipped.model import strays
+
+    if found := strays(nodes, provider):
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{provider} does not run the products {', '.join(found[:SHOWN])}{and_more(found)}",
+            expected=f"all products on {provider}",
+            fix="use a precision for which the provider has kernels, see docs/candidates.md",
+        )
 
 
 def _options(settings: SessionSettings, *, as_written: bool) -> ort.SessionOptions:
     import onnxruntime as ort
 
-    from tasks.runtimes.shipped.model import options_of
+    from tasks.runtimes.shipped.model import RECORD, options_of
 
     options = options_of(asdict(settings))
     if as_written:

@@ -188,7 +188,7 @@ def _engine() -> list[str]:
         "import numpy as np",
         "",
         'sys.path.insert(0, "../code")  # of the same version',
-        "from quantgate_tensorrt.load import open_version",
+        "from quantgate_tensorrt.model import open_version",
         "",
         f'session = open_version(Path("{FOLDER}"), json.loads(Path("manifest.json").read_text(encoding="utf-8")))',
         "",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from engines import Fakes, faked
 
-from tasks.engines.tensorrt.shipped import load
+from tasks.engines.tensorrt.shipped import model as load
 from tasks.engines.tensorrt.shipped.build import NodeError, Plan
 from validators.digests import digest_file, digest_model
 from validators.records.engines import BuildSettings, EngineManifest, ShapeRange
@@ -48,6 +48,10 @@ def write_version(folder: Path, *, external: bool = False) -> dict[str, Any]:
     manifest = {
         "files": {name: digest_file(folder / name) for name in contents},
         "engine": asdict(engine),
+        "loader": "quantgate_tensorrt.model",
+        "runtime": "tensorrt",
+        "runtime_version": engine.runtime_version,
+        "session": {},
         "inputs": {"x": "float32"},
     }
     read: dict[str, Any] = json.loads(json.dumps(manifest))
@@ -279,7 +283,7 @@ tests, tasks, folder, *drivers = sys.argv[1:]
 shutil.copytree(f"{tasks}/engines/tensorrt/shipped", "quantgate_tensorrt")
 mlflow.pyfunc.save_model(
     "model",
-    python_model=f"{tasks}/champion/consumer/consumer_tensorrt.py",
+    python_model=f"{tasks}/champion/consumer/consumer.py",
     code_paths=["quantgate_tensorrt"],
     artifacts={"variant": folder, "manifest": f"{folder}.json"},
     pip_requirements=["numpy"],
@@ -287,14 +291,15 @@ mlflow.pyfunc.save_model(
 sys.path[:0] = [tests, "model/code"]
 from engines import faked
 with faked():
-    from quantgate_tensorrt import build, load
+    from quantgate_tensorrt import build
+    from quantgate_tensorrt import model as load
     load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
     for driver in drivers:
         load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}
         champion = mlflow.pyfunc.load_model("model")
         x = np.arange(6).reshape(2, 3)
         answers = [champion.predict(given)["y"].tolist() for given in ({"x": x}, {"x": x.tolist()}, x)]
-        print(json.dumps([answers, champion.unwrap_python_model().engine.inputs[0].shape]))
+        print(json.dumps([answers, champion.unwrap_python_model().session.inputs[0].shape]))
     print(json.dumps(["tasks" in sys.modules or "validators" in sys.modules, "model/code" in load.__file__]))
 """
 

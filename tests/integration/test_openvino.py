@@ -421,8 +421,9 @@ spec = util.spec_from_file_location("consumer", sys.argv[1])
 consumer = util.module_from_spec(spec)
 spec.loader.exec_module(consumer)
 sys.modules["openvino"] = None
+RUNTIME = {"runtime": "openvino", "runtime_version": "2026.4.1"}
 try:
-    consumer._open_openvino(None, {"runtime_version": "2026.4.1"}, 1)
+    consumer._open(None, {"session": {}, "loader": "tasks.engines.openvino.shipped.model"} | RUNTIME)
 except RuntimeError as error:
     print(error)
 """
@@ -438,15 +439,19 @@ consumer = util.module_from_spec(spec)
 spec.loader.exec_module(consumer)
 consumer._check_device = lambda hardware: None
 options = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
-manifest = {"runtime_version": consumer.metadata.version("openvino"), "hardware": {}, "outputs": ["logits"]}
+manifest = {
+    "runtime": "openvino", "runtime_version": consumer.metadata.version("openvino"), "hardware": {}, "engine": None,
+    "compiled": False, "libraries": [], "files": {}, "artifact": "model.onnx",
+    "loader": "tasks.engines.openvino.shipped.model",
+}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    model, answer = consumer._open_openvino(
-        Path(sys.argv[2]), manifest | {"session": {"provider_options": options}}, 1
-    )
+    session = {"threads": 1, "provider_options": options}
+    consumer._threads = lambda approved, hardware: approved
+    model = consumer._open(Path(sys.argv[2]), manifest | {"session": session})
 print([str(one.message) for one in caught if "QUANTGATE_CACHE" in str(one.message)])
-print(model.get_property("LOADED_FROM_CACHE"))
-print(float(answer({"x": np.ones((1, 64), np.float32)})["logits"].sum()))
+print(model.compiled.get_property("LOADED_FROM_CACHE"))
+print(float(model.run({"x": np.ones((1, 64), np.float32)})[0].sum()))
 """
 
 

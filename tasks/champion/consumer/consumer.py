@@ -1,7 +1,7 @@
 """Code behind `mlflow.pyfunc.load_model("models:/<name>@champion-<target>").predict({...})` for a consumer.
 
-MLflow copies this file beside the variant and runs it where the model is loaded. It may therefore import mlflow, numpy and
-the runtime, but nothing of quantgate.
+MLflow copies this file beside the variant and runs it where the model is loaded, with the package of the engine that opened
+the variant when it was judged. It may therefore import mlflow, numpy and that package, but nothing else of quantgate.
 
 A file that differs from the approved one, or a provider that would not run it, is an error. For a version or device other than
 the approved one, `QUANTGATE_MISMATCH` decides: `warn` (default), `refuse`, or `allow`, which also opens a version whose sums
@@ -17,10 +17,9 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
-from threading import local
 from typing import Any
 
 import mlflow
@@ -62,13 +61,6 @@ def _mismatch(found: str, approved: str, fix: str) -> None:
     warnings.warn(
         f"found {found}; the variant was approved on {approved}: accuracy and speed may differ; {fix}", stacklevel=4
     )
-
-
-def _check_version(package: str, manifest: dict[str, Any]) -> None:
-    """Warn, or refuse by policy, if another version of the runtime is installed than the variant was approved with."""
-    version = metadata.version(package)
-    if version != manifest["runtime_version"]:
-        _mismatch(f"{package} {version}", manifest["runtime_version"], "install that version")
 
 
 # Must agree with `tasks/measure/inventory.py`, which records the device of an approval.
@@ -209,35 +201,6 @@ def _check_sums(manifest: dict[str, Any]) -> None:
     warnings.warn(f"found {found}: it gives other answers than were approved ({POLICY}=allow)", stacklevel=3)
 
 
-OPENVINO, GENAI, OPENVINO_DECODER = "OpenVINO", "OnnxRuntimeGenAI", "OpenVINODecoder"
-INDUCTOR, INDUCTOR_CUDA = "TorchInductor", "TorchInductorCUDA"
-# Returns the outputs by name for arrays by input name.
-Answer = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
-CUDA = "CUDAExecutionProvider"
-# Every multiplying operator's name contains one of these words.
-PRODUCTS = ("MatMul", "Gemm", "Conv", "Attention", "LSTM", "GRU", "RNN", "Einsum")
-DOMAINS = ("", "ai.onnx", "com.microsoft")
-
-
-def _refuse_strays(session: Any, provider: str) -> None:
-    """Refuse a session in which another provider runs a product, which would be silently slower than approved.
-
-    Raises:
-        RuntimeError: there are such nodes; the error names them.
-    """
-    strays = [
-        f"{node.name} ({node.op_type} on {part.ep_name})"
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-        if part.ep_name != provider and node.domain in DOMAINS and any(word in node.op_type for word in PRODUCTS)
-    ]
-    if strays:
-        raise RuntimeError(
-            f"found products that {provider} does not run: {', '.join(strays[:5])}; expected all products on it, as approved; "
-            "install the versions that the manifest names"
-        )
-
-
 # Must agree with `tasks/engines/tensorrt/shipped/files.py`; this file is shipped alone and cannot import it.
 def _check_files(folder: Path, files: dict[str, str]) -> None:
     """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests.
@@ -261,47 +224,11 @@ def _check_files(folder: Path, files: dict[str, str]) -> None:
             raise RuntimeError(f"found {name} with sha256 {digest}; expected {expected}; download the version again")
 
 
-def _open_onnxruntime(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Open a session of ONNX Runtime with the approved settings; return it with the function that runs it.
-
-    Raises:
-        RuntimeError: another provider would run the model, or a library of custom operators is missing.
-    """
-    import onnxruntime as ort
-
-    if ort.__version__ != manifest["runtime_version"]:
-        _mismatch(f"onnxruntime {ort.__version__}", manifest["runtime_version"], "install that version")
-    _check_device(manifest["hardware"])
-    settings = manifest["session"]
-    on_gpu = settings["provider"] == CUDA
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = getattr(
-        ort.GraphOptimizationLevel, f"ORT_ENABLE_{settings['optimization'].upper()}"
-    )
-    for key, value in settings["entries"].items():
-        options.add_session_config_entry(key, value)
-    for library in manifest["libraries"]:
-        options.register_custom_ops_library(_find_library(library, folder, manifest["files"]))
-    providers: Any = [settings["provider"]]
-    if on_gpu:
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        ort.preload_dlls()
-        providers = [(CUDA, settings["provider_options"])]
-    session = ort.InferenceSession(folder / "model.onnx", options, providers=providers, enable_fallback=not on_gpu)
-    if session.get_providers()[0] != settings["provider"]:
-        raise RuntimeError(f"found providers {session.get_providers()}; expected {settings['provider']} first")
-    if on_gpu:
-        _refuse_strays(session, settings["provider"])
-    names = [output.name for output in session.get_outputs()]
-    return session, lambda feed: dict(zip(names, session.run(names, feed), strict=True))
-
-
-def _cache_option() -> dict[str, str]:
-    """Return OpenVINO's option of the folder `QUANTGATE_CACHE`; none if it is not set or, with a warning, not writable."""
+def _cache_folder() -> str:
+    """Return the folder `QUANTGATE_CACHE`; "" if it is not set or, with a warning, not writable."""
     place = os.environ.get(CACHE, "")
     if not place:
-        return {}
+        return ""
     try:
         Path(place).mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK | os.X_OK)
@@ -309,115 +236,62 @@ def _cache_option() -> dict[str, str]:
         writable = False
     if not writable:
         warnings.warn(f"found {CACHE}={place}; expected a folder to write to: the model is compiled anew", stacklevel=4)
-        return {}
-    return {"CACHE_DIR": place}
+        return ""
+    return place
 
 
-def _open_openvino(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Compile the model with OpenVINO and the approved options; return it with the function that runs it.
-
-    Raises:
-        RuntimeError: the package is missing, or it computes in another precision than approved.
-    """
-    wanted = f"openvino=={manifest['runtime_version']}"
-    try:
-        import openvino as ov
-    except ImportError as error:
-        raise RuntimeError(
-            f"found no package openvino; expected {wanted}, which runs the variant; install it"
-        ) from error
-    _check_version("openvino", manifest)
-    _check_device(manifest["hardware"])
-    core = ov.Core()
-    options = manifest["session"]["provider_options"]
-    given = {**options, "INFERENCE_NUM_THREADS": str(threads), **_cache_option()}
-    model = core.compile_model(folder / "model.onnx", "CPU", given)
-    precision = model.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if precision != options["INFERENCE_PRECISION_HINT"]:
-        _mismatch(
-            f"a processor on which OpenVINO computes in {precision}",
-            options["INFERENCE_PRECISION_HINT"],
-            "load it where the processor has it",
-        )
-    names = manifest["outputs"]
-    idle: list[Any] = []
-
-    def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        # A request is run by one thread at a time.
-        request = idle.pop() if idle else model.create_infer_request()
-        request.infer(feed, share_inputs=True)
-        found = [np.array(request.get_output_tensor(index).data) for index in range(len(names))]
-        idle.append(request)
-        return dict(zip(names, found, strict=True))
-
-    return model, answer
-
-
-def _open_inductor(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Load the package that TorchInductor compiled; return it with the function that runs it on the package's device.
+def _check_instructions(hardware: dict[str, Any]) -> None:
+    """Refuse code that was compiled for instructions which this processor lacks.
 
     Raises:
-        RuntimeError: torch is missing, or the processor lacks instructions that the package was compiled for.
+        RuntimeError: it lacks some.
     """
-    wanted = f"torch=={manifest['runtime_version']}"
-    try:
-        import torch
-    except ImportError as error:
-        raise RuntimeError(f"found no package torch; expected {wanted}, which runs the variant; install it") from error
-    version = torch.__version__.partition("+")[0]
-    if version != manifest["runtime_version"]:
-        _mismatch(f"torch {version}", manifest["runtime_version"], "install that version")
-    _check_device(manifest["hardware"])
     flags = _processor_here()[1]
-    lacking = sorted(flag for flag, had in manifest["hardware"]["isa"].items() if had and flag not in flags)
+    lacking = sorted(flag for flag, had in hardware["isa"].items() if had and flag not in flags)
     if lacking:
         raise RuntimeError(
             f"found a processor without {', '.join(lacking)}; expected one with them: the code was compiled for them; "
             "have quantgate approve the model on this one"
         )
-    # `torch._inductor.aoti_load_package` calls it too, after it has compiled a test of the processor's instructions.
-    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), "model", False, 1, -1)
-    about = json.loads(loader.get_metadata()["quantgate"])
-    inputs, device = about["inputs"], about.get("device", "cpu")
-    kept = local()
-
-    def answer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if not getattr(kept, "is_ready", False):
-            # OpenMP keeps the number of threads for each calling thread.
-            torch.set_num_threads(threads)
-            kept.is_ready = True
-        # The code checks no shapes itself.
-        if wrong := _misfit(inputs, feed):
-            raise RuntimeError(wrong)
-        arrays = (np.require(feed[name], requirements=["C", "W"]) for name, _, _ in inputs)
-        tensors = [torch.from_numpy(array).to(device) for array in arrays]
-        found = [np.array(tensor.cpu().numpy()) for tensor in loader.run(tensors)]
-        return dict(zip(manifest["outputs"], found, strict=True))
-
-    return loader, answer
 
 
-# Must agree with `tasks/engines/inductor/shipped/model.py`.
-def _misfit(inputs: list[Any], feed: dict[str, np.ndarray]) -> str:
-    """Return why arrays do not fit a package, empty if they do: dynamic axes of one symbol have one size."""
-    sizes: dict[str, int] = {}
-    for name, dtype, shape in inputs:
-        array = feed[name]
-        axes = zip(shape, array.shape, strict=False)
-        fits = all(
-            axis == size if isinstance(axis, int) else sizes.setdefault(axis, size) == size for axis, size in axes
-        )
-        if str(array.dtype) != dtype or len(shape) != array.ndim or not fits:
-            return f"found {name} with {array.dtype} {list(array.shape)}; expected {dtype} {shape}; correct the array"
-    return ""
+def _open(folder: Path, manifest: dict[str, Any]) -> Any:
+    """Open the model by the module that comes with the version, as the run that judged it did.
+
+    Raises:
+        RuntimeError: the runtime is missing, the processor lacks instructions that the code was compiled for, a library of
+            custom operators is missing, another provider would run the model, or version or device differ and
+            QUANTGATE_MISMATCH=refuse.
+    """
+    settings = manifest["session"]
+    runtime, approved = manifest["runtime"].replace("_", "-"), manifest["runtime_version"]
+    try:
+        engine = import_module(manifest["loader"])
+    except ImportError as error:
+        raise RuntimeError(
+            f"found no package {(error.name or '').replace('_', '-')}; expected {runtime}=={approved}, which runs the variant; "
+            "install the version's requirements"
+        ) from error
+    if manifest["engine"]:  # it may be rebuilt here, by rules of its own
+        return engine.open_version(folder, manifest)
+    if (version := engine.version()) != approved:
+        _mismatch(f"{runtime} {version}", approved, "install that version")
+    _check_device(manifest["hardware"])
+    if manifest["compiled"]:
+        _check_instructions(manifest["hardware"])
+    session = settings | {
+        "threads": _threads(settings["threads"], manifest["hardware"]),
+        "libraries": [_find_library(library, folder, manifest["files"]) for library in manifest["libraries"]],
+        "cache": _cache_folder(),
+    }
+    return engine.load(folder / manifest["artifact"], session, _mismatch)
 
 
 class GenerativeModel:
     """A decoder that answers prompts; an answer has `new_tokens` tokens unless a call says otherwise."""
 
-    def __init__(self, folder: Path, new_tokens: int) -> None:
-        self.config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))["model"]
-        self._new_tokens, self._context = new_tokens, self.config["context_length"]
+    def __init__(self, decoder: Any, new_tokens: int) -> None:
+        self._decoder, self._new_tokens = decoder, new_tokens
 
     def stream(self, prompt: str, new_tokens: int | None = None) -> Iterator[str]:
         """Yield the text after a prompt, token by token, until the text ends or has `new_tokens` tokens.
@@ -430,135 +304,14 @@ class GenerativeModel:
             raise ValueError("found an empty prompt; expected a text; correct the prompt")
         if new_tokens is not None and new_tokens < 1:
             raise ValueError(f"found new_tokens {new_tokens}; expected at least 1; correct new_tokens, or leave it out")
-        tokens = self._encode(prompt)
-        if not len(tokens) or len(tokens) >= self._context:
-            raise ValueError(
-                f"found a prompt of {len(tokens)} tokens; expected 1 to {self._context - 1}; correct the prompt"
-            )
-        yield from self._follow(tokens, min(new_tokens or self._new_tokens, self._context - len(tokens)))
+        tokens, context = self._decoder.encode(prompt), self._decoder.context
+        if not len(tokens) or len(tokens) >= context:
+            raise ValueError(f"found a prompt of {len(tokens)} tokens; expected 1 to {context - 1}; correct the prompt")
+        yield from self._decoder.stream(tokens, min(new_tokens or self._new_tokens, context - len(tokens)))
 
-    def scores(self, tokens: np.ndarray) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
-        raise NotImplementedError
-
-    def _encode(self, prompt: str) -> Any:
-        """Return the tokens of a prompt."""
-        raise NotImplementedError
-
-    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
-        """Yield the text after the tokens of a prompt, until it ends or has `count` tokens."""
-        raise NotImplementedError
-
-
-class GenaiGenerator(GenerativeModel):
-    """A decoder in onnxruntime-genai with the approved number of threads."""
-
-    def __init__(self, library: Any, folder: Path, threads: int, new_tokens: int) -> None:
-        super().__init__(folder, new_tokens)
-        self._og = library
-        library.disable_telemetry_events()
-        config = library.Config(str(folder))
-        config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-        self._model = library.Model(config)
-        self._tokenizer = library.Tokenizer(self._model)
-
-    def _encode(self, prompt: str) -> Any:
-        return self._tokenizer.encode(prompt)
-
-    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
-        parameters = self._og.GeneratorParams(self._model)
-        parameters.set_search_options(do_sample=False, max_length=len(tokens) + count)
-        generator = self._og.Generator(self._model, parameters)
-        generator.append_tokens(tokens)
-        stream = self._tokenizer.create_stream()
-        while not generator.is_done():
-            generator.generate_next_token()
-            yield str(stream.decode(generator.get_next_tokens()[0]))
-
-    def scores(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
-        found = []
-        for row in tokens:
-            parameters = self._og.GeneratorParams(self._model)
-            parameters.set_search_options(do_sample=False, max_length=len(row))
-            generator = self._og.Generator(self._model, parameters)
-            generator.append_tokens(row.astype(np.int32))
-            found.append(np.array(generator.get_output("logits"))[0])
-        return np.stack(found)
-
-
-def _open_genai(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Load a decoder; return it with the function that scores tokens.
-
-    Raises:
-        RuntimeError: the library is missing, or does not load the decoder.
-    """
-    wanted = f"onnxruntime-genai=={manifest['runtime_version']}"
-    try:
-        import onnxruntime_genai as og
-    except ImportError as error:
-        raise RuntimeError(
-            f"found no package onnxruntime-genai; expected {wanted}, which runs the variant; install it"
-        ) from error
-    _check_version("onnxruntime-genai", manifest)
-    _check_device(manifest["hardware"])
-    decoder = GenaiGenerator(og, folder, threads, int(manifest["session"]["provider_options"]["new_tokens"]))
-    return decoder, lambda feed: {"logits": decoder.scores(feed["input_ids"])}
-
-
-class OpenVinoGenerator(GenerativeModel):
-    """A decoder in OpenVINO, by the package that comes with the version."""
-
-    def __init__(self, decoder: Any, folder: Path, new_tokens: int) -> None:
-        super().__init__(folder, new_tokens)
-        from tokenizers import Tokenizer
-
-        self._decoder, self._tokenizer = decoder, Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._ends = {*np.ravel(self.config["eos_token_id"]).tolist()}
-
-    def scores(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits of windows of tokens `(rows, length)`, float32 `(rows, length, vocabulary)`."""
-        return np.asarray(self._decoder.scores(tokens))
-
-    def _encode(self, prompt: str) -> Any:
-        return self._tokenizer.encode(prompt).ids
-
-    def _follow(self, tokens: Any, count: int) -> Iterator[str]:
-        from tokenizers.decoders import DecodeStream
-
-        stream = DecodeStream(skip_special_tokens=True)
-        for (token,) in self._decoder.follow(np.array([tokens]), count):
-            if int(token) in self._ends:
-                return
-            # None until the bytes of a character are complete.
-            yield stream.step(self._tokenizer, int(token)) or ""
-
-
-def _open_openvino_decoder(folder: Path, manifest: dict[str, Any], threads: int) -> tuple[Any, Answer]:
-    """Load a decoder; return it with the function that scores tokens.
-
-    Raises:
-        RuntimeError: a package is missing, or OpenVINO does not load the decoder.
-    """
-    wanted = f"openvino=={manifest['runtime_version']}"
-    try:
-        import openvino as ov
-        import tokenizers  # noqa: F401  # a missing package is told here
-        from quantgate_openvino_decoder.model import OpenVinoDecoder  # type: ignore[import-not-found,unused-ignore]  # beside the version
-    except ImportError as error:
-        raise RuntimeError(
-            f"found no package {error.name}; expected {wanted} and tokenizers, which run the variant; install them"
-        ) from error
-    _check_version("openvino", manifest)
-    _check_device(manifest["hardware"])
-    options = manifest["session"]["provider_options"]
-    precision = "INFERENCE_PRECISION_HINT"
-    if options[precision] == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        _mismatch("a processor without bfloat16", "bf16", "load it where the processor has it")
-        options = options | {precision: "f32"}
-    decoder = OpenVinoDecoder(folder / "model.onnx", threads, options | _cache_option())
-    generator = OpenVinoGenerator(decoder, folder, int(options["new_tokens"]))
-    return generator, lambda feed: {"logits": generator.scores(feed["input_ids"])}
+        return [self._decoder.scores(feed["input_ids"])]
 
 
 def _asked(model_input: Any) -> tuple[list[str], int | None]:
@@ -583,16 +336,6 @@ def _asked(model_input: Any) -> tuple[list[str], int | None]:
     return (values if all(isinstance(value, str) for value in values) else []), new_tokens
 
 
-# How to open a version, by its provider; ONNX Runtime opens the rest.
-OPENERS = {
-    OPENVINO: _open_openvino,
-    INDUCTOR: _open_inductor,
-    INDUCTOR_CUDA: _open_inductor,
-    GENAI: _open_genai,
-    OPENVINO_DECODER: _open_openvino_decoder,
-}
-
-
 class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined,unused-ignore]  # mlflow exports it untyped
     """The promoted variant, run with its approved session settings."""
 
@@ -613,9 +356,12 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
         _check_files(folder, manifest["files"])
         _policy()  # report a misspelt policy even if there is no mismatch
         _check_sums(manifest)
-        opened = OPENERS.get(manifest["session"]["provider"], _open_onnxruntime)
-        threads = _threads(manifest["session"]["threads"], manifest["hardware"])
-        self.session, self.answer = opened(folder, manifest, threads)
+        opened = _open(folder, manifest)
+        self.session = getattr(opened, "session", opened)  # the runtime's own, for callers who want more of it
+        self.names = [output.name for output in opened.outputs] if manifest["engine"] else manifest["outputs"]
+        self.model = opened
+        if hasattr(opened, "scores"):
+            self.model = GenerativeModel(opened, int(manifest["session"]["provider_options"]["new_tokens"]))
         self.dtypes = manifest["inputs"]
 
     # mlflow warns consumers about any other type hint, and about none; most callers pass a dict of arrays.
@@ -624,11 +370,12 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
 
         A decoder answers prompts with a list of texts: one text, a list of them, or `{"prompt": [...], "new_tokens": 200}`.
         """
-        if isinstance(self.session, GenerativeModel) and (asked := _asked(model_input))[0]:
-            texts: Any = ["".join(self.session.stream(prompt, asked[1])) for prompt in asked[0]]
+        if isinstance(self.model, GenerativeModel) and (asked := _asked(model_input))[0]:
+            texts: Any = ["".join(self.model.stream(prompt, asked[1])) for prompt in asked[0]]
             return texts  # type: ignore[no-any-return]  # mlflow reads the annotation, which most callers rely on
         given: Any = model_input if hasattr(model_input, "keys") else {next(iter(self.dtypes)): model_input}
-        return self.answer({name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()})
+        feed = {name: np.asarray(given[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        return dict(zip(self.names, self.model.run(feed), strict=True))
 
     def predict_stream(self, context: Any, model_input: Any, params: Any = None) -> Iterator[str]:
         """Yield the answer of a decoder to one prompt, token by token; `model_input` is as for `predict`.
@@ -637,11 +384,11 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
             ValueError: the version is no decoder, or there is not exactly one prompt.
         """
         prompts, new_tokens = _asked(model_input)
-        if not isinstance(self.session, GenerativeModel) or len(prompts) != 1:
+        if not isinstance(self.model, GenerativeModel) or len(prompts) != 1:
             raise ValueError(
                 "found no prompt, several, or a model that does not generate; expected one prompt; use predict"
             )
-        yield from self.session.stream(prompts[0], new_tokens)
+        yield from self.model.stream(prompts[0], new_tokens)
 
 
 def _find_library(library: dict[str, str], folder: Path, files: dict[str, str]) -> str:

@@ -24,6 +24,7 @@ CPU = TargetFacts(
     shipped="tasks.engines.inductor.shipped",
     coverage="tasks.engines.inductor.coverage",
     distributions=("torch",),
+    compiles=True,
     classes={
         "cpu": (
             "fp32-fused@torch-inductor",
@@ -56,6 +57,7 @@ CUDA = TargetFacts(
     shipped="tasks.engines.inductor.shipped",
     coverage="tasks.engines.inductor.coverage",
     distributions=("torch",),
+    compiles=True,
     classes={
         "cuda": (
             "fp16@torch-cuda",

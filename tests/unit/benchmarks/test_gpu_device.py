@@ -117,7 +117,7 @@ def test_the_cuda_provider_answers_as_the_cpu_does(tiny: Tiny) -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_each_product_is_assigned_to_the_gpu(tiny: Tiny) -> None:
-    from tasks.runtimes.assignment import assignment
+    from tasks.runtimes.shipped.model import assignment
 
     with open_session(tiny.model, CUDA) as session:
         nodes = assignment(session)
@@ -202,7 +202,7 @@ def test_an_engine_of_another_machine_is_never_loaded(
     tiny: Tiny, engine: BuiltEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is loaded as it is; for another driver built again with a warning, or refused where that is asked for."""
-    from tasks.engines.tensorrt.shipped.load import open_version
+    from tasks.engines.tensorrt.shipped.model import open_version
     from tasks.engines.tensorrt.shipped.stale import digest_file
 
     folder = tmp_path / "version"

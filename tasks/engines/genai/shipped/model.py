@@ -1,12 +1,14 @@
 """A decoder in onnxruntime-genai: a folder with `model.onnx`, `genai_config.json` and the tokenizer.
 
-The measuring process imports this file too, so it imports only numpy and the library.
+It imports only numpy and the library, and measuring processes and consumers load this file without the rest of quantgate.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,23 @@ class GenaiModel:
             generator.generate_next_token()
         return np.array([generator.get_sequence(row)[length:] for row in range(rows)], np.int32)
 
+    def encode(self, prompt: str) -> NDArray[np.int32]:
+        """Return the tokens of a prompt, int32 `(length,)`."""
+        return np.array(self._tokenizer.encode(prompt), np.int32)
+
+    def stream(self, tokens: NDArray[Any], count: int) -> Iterator[str]:
+        """Yield the text after the tokens of a prompt, until it ends or has `count` tokens."""
+        generator = self._generator(1, len(tokens) + count, past_end=False)
+        generator.append_tokens(tokens[None])
+        stream = self._tokenizer.create_stream()
+        while not generator.is_done():
+            generator.generate_next_token()
+            yield str(stream.decode(generator.get_next_tokens()[0]))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._og.Tokenizer(self._model)
+
     def run(self, batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Answer one request."""
         return [self.generate(batch[TOKENS])]
@@ -118,6 +137,11 @@ class GenaiModel:
             raise RuntimeError(f"{length} tokens, and the model's context has {self.context}")
 
 
-def load(model: Path, session: Mapping[str, Any]) -> GenaiModel:
-    """Open a file; `session` has the fields of `validators.records.run.SessionSettings`."""
+def version() -> str:
+    """Return the version of the runtime, as versions name it."""
+    return metadata.version("onnxruntime-genai")
+
+
+def load(model: Path, session: Mapping[str, Any], _mismatch: object = None) -> GenaiModel:
+    """Load a decoder; `session` has the fields of `validators.records.run.SessionSettings`."""
     return GenaiModel(model, session["threads"], session["provider_options"])

@@ -1,6 +1,6 @@
 """AOTInductor package (`.pt2`): a shared library with a model's weights, run by torch alone.
 
-The measuring process imports this file too, so it imports only numpy and torch.
+It imports only numpy and torch, and measuring processes and consumers load this file without the rest of quantgate.
 
 Loading a package runs native code, so only packages of quantgate's own making are opened.
 """
@@ -127,7 +127,7 @@ class InductorModel:
             )
             if str(array.dtype) != dtype or not fits:
                 raise RuntimeError(
-                    f"{name} is {array.dtype} {list(array.shape)}, and the package takes {dtype} {shape}"
+                    f"found {name} with {array.dtype} {list(array.shape)}; expected {dtype} {shape}; correct the array"
                 )
             tensors.append(
                 torch.from_numpy(array).to(self.about["device"]) if self._on_gpu else torch.from_numpy(array)
@@ -135,6 +135,11 @@ class InductorModel:
         return tensors
 
 
-def load(model: Path, session: Mapping[str, Any]) -> InductorModel:
-    """Open a file; `session` has the fields of `validators.records.run.SessionSettings`."""
+def version() -> str:
+    """Return the version of the runtime, without its build, as versions name it."""
+    return torch.__version__.partition("+")[0]
+
+
+def load(model: Path, session: Mapping[str, Any], _mismatch: object = None) -> InductorModel:
+    """Load a package; `session` has the fields of `validators.records.run.SessionSettings`."""
     return InductorModel(model, session["threads"])

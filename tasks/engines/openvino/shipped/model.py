@@ -1,6 +1,6 @@
 """OpenVINO model, compiled for the processor with exactly the requested settings.
 
-The measuring process imports this file too, so it imports only numpy and openvino.
+It imports only numpy and openvino, and measuring processes and consumers load this file without the rest of quantgate.
 
 OpenVINO computes in bfloat16 without being asked where the processor has it (`INFERENCE_PRECISION_HINT`), and casts inputs of
 another type in silence. Both are prevented here: settings name the precision, and arrays are bound with the model's type.
@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 
 PROVIDER = "OpenVINO"
 DEVICE = "CPU"
+PRECISION = "INFERENCE_PRECISION_HINT"
+# Told about a difference from the approval: what was found, what was approved, and the remedy. It raises if that is refused.
+Mismatch = Callable[[str, str, str], None]
 # Lines of OpenVINO's messages that name places in its source code.
 _PLACES = re.compile(r"^(Exception from |Check '|FrontEnd API failed|Summary:|Model wasn't fully converted)")
 
@@ -38,24 +42,32 @@ class OpenVinoModel:
     providers = (PROVIDER,)
     most_bound = sys.maxsize
 
-    def __init__(self, model: Path, threads: int, options: Mapping[str, str]) -> None:
-        """Compile an ONNX file.
+    def __init__(self, model: Path, threads: int, options: Mapping[str, str], mismatch: Mismatch | None = None) -> None:
+        """Compile an ONNX file. With the option `CACHE_DIR` OpenVINO keeps what it compiled there.
 
         Raises:
-            RuntimeError: OpenVINO does not read or compile the file, or does not apply an option; see `message_of`.
+            RuntimeError: OpenVINO does not read or compile the file, or does not apply an option; see `message_of`. With
+                `mismatch`, another precision is told there instead.
         """
         core = ov.Core()
         wanted = {**options, "INFERENCE_NUM_THREADS": str(threads)}
-        read = core.read_model(model)
-        strings = [port.any_name for port in (*read.inputs, *read.outputs) if port.element_type.to_string() == "string"]
-        if strings:
-            raise RuntimeError(f"{strings[0]} holds strings, which its {DEVICE} device does not compute")
+        # A path, so that a file whose compiled form is kept is not read.
+        read = model if "CACHE_DIR" in options else core.read_model(model)
+        if not isinstance(read, Path):
+            _refuse_strings([*read.inputs, *read.outputs])
         self.compiled = core.compile_model(read, DEVICE, wanted)
         self.inputs: list[Any] = list(self.compiled.inputs)
         self.outputs: list[Any] = list(self.compiled.outputs)
-        precision = self.compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        if precision != options.get("INFERENCE_PRECISION_HINT", precision):
-            raise RuntimeError(f"it computes in {precision} where {options['INFERENCE_PRECISION_HINT']} was asked for")
+        precision = self.compiled.get_property(PRECISION).to_string()
+        approved = options.get(PRECISION, precision)
+        if precision != approved and mismatch is None:
+            raise RuntimeError(f"it computes in {precision} where {approved} was asked for")
+        if precision != approved and mismatch:
+            mismatch(
+                f"a processor on which OpenVINO computes in {precision}",
+                approved,
+                "load it where the processor has it",
+            )
         # Requests that no thread runs at the moment; one request cannot be run by two threads.
         self._idle: list[Any] = []
 
@@ -118,6 +130,18 @@ def message_of(error: Exception) -> str:
     return "; ".join(told or [line for line in lines if line] or [type(error).__name__])[:300]
 
 
-def load(model: Path, session: Mapping[str, Any]) -> OpenVinoModel:
-    """Open a file; `session` has the fields of `validators.records.run.SessionSettings`."""
-    return OpenVinoModel(model, session["threads"], session["provider_options"])
+def _refuse_strings(ports: Sequence[Any]) -> None:
+    strings = [port.any_name for port in ports if port.element_type.to_string() == "string"]
+    if strings:
+        raise RuntimeError(f"{strings[0]} holds strings, which its {DEVICE} device does not compute")
+
+
+def version() -> str:
+    """Return the version of the runtime, as versions name it."""
+    return metadata.version("openvino")
+
+
+def load(model: Path, session: Mapping[str, Any], mismatch: Mismatch | None = None) -> OpenVinoModel:
+    """Compile a file; `session` has the fields of `validators.records.run.SessionSettings`, and maybe a folder `cache`."""
+    cache = {"CACHE_DIR": session["cache"]} if session.get("cache") else {}
+    return OpenVinoModel(model, session["threads"], {**session["provider_options"], **cache}, mismatch)

@@ -1,13 +1,16 @@
 """A decoder compiled by OpenVINO for the processor: scores of windows, and greedy generation.
 
-The measuring process imports this file too, so it imports only numpy and openvino.
+It imports only numpy, openvino and, for texts, tokenizers: measuring processes and consumers load this file without the rest of
+quantgate.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ PROVIDER = "OpenVINODecoder"
 DEVICE = "CPU"
 CONFIG = "genai_config.json"
 NEW_TOKENS, PRECISION = "new_tokens", "INFERENCE_PRECISION_HINT"
+# Told about a difference from the approval: what was found, what was approved, and the remedy. It raises if that is refused.
+Mismatch = Callable[[str, str, str], None]
 # Tokens that scores take at a time: each part but the first reads the cache that the parts before it filled.
 PART = 64
 
@@ -46,6 +51,7 @@ class OpenVinoDecoder:
         Raises:
             RuntimeError: OpenVINO does not read or compile the file, or does not apply an option.
         """
+        self._folder = model.parent
         self.config: dict[str, Any] = json.loads(model.with_name(CONFIG).read_text(encoding="utf-8"))["model"]
         properties = {name: value for name, value in options.items() if name != NEW_TOKENS}
         self.new_tokens = int(options[NEW_TOKENS])
@@ -109,6 +115,28 @@ class OpenVinoDecoder:
                     break
         return np.stack(found, axis=1).astype(np.int32)
 
+    def encode(self, prompt: str) -> NDArray[np.int64]:
+        """Return the tokens of a prompt, int64 `(length,)`."""
+        return np.array(self._tokenizer.encode(prompt).ids, np.int64)
+
+    def stream(self, tokens: NDArray[Any], count: int) -> Iterator[str]:
+        """Yield the text after the tokens of a prompt, until it ends or has `count` tokens."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        ends = {*np.ravel(self.config["eos_token_id"]).tolist()}
+        for (token,) in self.follow(tokens[None], count):
+            if int(token) in ends:
+                return
+            # None until the bytes of a character are complete.
+            yield stream.step(self._tokenizer, int(token)) or ""
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+
     def run(self, batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Answer one request."""
         return [self.generate(batch[TOKENS])]
@@ -158,6 +186,25 @@ class _Sequences:
         return np.array(self._request.get_output_tensor(0).data)
 
 
-def load(model: Path, session: Mapping[str, Any]) -> OpenVinoDecoder:
-    """Open a file; `session` has the fields of `validators.records.run.SessionSettings`."""
-    return OpenVinoDecoder(model, session["threads"], session["provider_options"])
+def version() -> str:
+    """Return the version of the runtime, as versions name it."""
+    return metadata.version("openvino")
+
+
+def load(model: Path, session: Mapping[str, Any], mismatch: Mismatch | None = None) -> OpenVinoDecoder:
+    """Compile a decoder; `session` has the fields of `validators.records.run.SessionSettings`, and maybe a folder `cache`.
+
+    Where the processor has no bfloat16 and `mismatch` allows it, a decoder in bfloat16 is computed in float32.
+    """
+    options = dict(session["provider_options"])
+    if mismatch and options[PRECISION] == "bf16" and "BF16" not in _capabilities():
+        mismatch("a processor without bfloat16", "bf16", "load it where the processor has it")
+        options[PRECISION] = "f32"
+    if session.get("cache"):
+        options["CACHE_DIR"] = session["cache"]
+    return OpenVinoDecoder(model, session["threads"], options)
+
+
+def _capabilities() -> Sequence[str]:
+    found: Sequence[str] = ov.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    return found

@@ -48,8 +48,8 @@ class EngineRunner:
         # Created on first use: a context takes the scratch memory of the largest batch.
         self._copying: Request | None = None
 
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """Return the named outputs for arrays in host memory, with copies to the GPU and back. Threads take turns.
+    def run(self, batch: Arrays, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
+        """Return the named outputs, or all, for arrays in host memory, with copies to the GPU and back. Threads take turns.
 
         Raises:
             ValueError: the batch does not fit the engine, or the engine has no such output.
@@ -57,6 +57,7 @@ class EngineRunner:
             CudaError: a copy or a kernel fails.
         """
         names = [tensor.name for tensor in self.outputs]
+        outputs = names if outputs is None else outputs
         if not set(outputs) <= set(names):
             raise ValueError(f"found outputs {list(outputs)}; expected some of {names}")
         with self._lock:

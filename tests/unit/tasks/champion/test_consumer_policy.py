@@ -8,6 +8,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -50,8 +51,13 @@ def version(tiny: Tiny, tmp_path: Path) -> dict[str, Any]:
             "provider_options": {},
         },
         "libraries": [],
-        "plugin": None,
+        "engine": None,
+        "loader": "tasks.runtimes.shipped.model",
+        "artifact": "model.onnx",
+        "compiled": False,
         "inputs": {"x": "float32"},
+        "outputs": ["logits"],
+        "runtime": "onnxruntime",
         "runtime_version": onnxruntime.__version__,
         "hardware": hardware_of(take_inventory("ort-cpu")),
     }
@@ -374,26 +380,27 @@ TOKENS = [["ids", "int64", ["s0", "s1"]], ["mask", "int64", ["s0", "s1"]], ["ima
         ("image", np.zeros((4, 3, 7), np.float32), False),
     ],
 )
-def test_arrays_of_a_compiled_package_are_checked(
-    consumer: ModuleType, name: str, array: np.ndarray, fits: bool
-) -> None:
+def test_arrays_of_a_compiled_package_are_checked(name: str, array: np.ndarray, fits: bool) -> None:
+    from tasks.engines.inductor.shipped.model import InductorModel
+
     feed = {key: np.zeros((4, 5), np.int64) for key in ("ids", "mask")} | {"image": np.zeros((4, 3, 8), np.float32)}
-    why = consumer._misfit(TOKENS, feed | {name: array})
-    assert (why == "") is fits and (fits or why.startswith(f"found {name} with {array.dtype} {list(array.shape)}"))
+    model = object.__new__(InductorModel)
+    model.about, model._on_gpu = {"inputs": TOKENS}, False
+    with nullcontext() if fits else pytest.raises(RuntimeError) as caught:
+        assert len(model._tensors(feed | {name: array})) == 3
+    assert fits or str(caught.value).startswith(f"found {name} with {array.dtype} {list(array.shape)}")
 
 
 def test_processor_without_the_instructions_of_a_package_is_refused(
-    consumer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning would be followed by the end of the process."""
-    import torch
-
     here = hardware_of(take_inventory("ort-cpu"))
     hardware = here | {"isa": here["isa"] | {"avx2": True}}
     name, flags, cores = consumer._processor_here()
     monkeypatch.setattr(consumer, "_processor_here", lambda: (name, flags - {"avx2"}, cores))
-    manifest = {"runtime_version": torch.__version__.partition("+")[0], "hardware": hardware}
+    version |= {"hardware": hardware, "compiled": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="found a processor without avx2; expected one with"):
-            consumer._open_inductor(tmp_path, manifest, 1)
+            opened(consumer, tmp_path, version)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,12 +12,12 @@ from conftest import Tiny
 
 from tasks.measure.inventory import find_gpu
 from tasks.runtimes import ort as ort_module
-from tasks.runtimes.assignment import RECORD, AssignedNode, assignment, refuse_strays
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.macs import MAC_RULES
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import open_session, refuse_strays
 from tasks.runtimes.ort_gpu import device_of, load_libraries, probe, why_missing
 from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner, run_all
+from tasks.runtimes.shipped.model import CUDA, PRODUCTS, RECORD, AssignedNode, assignment, load, strays
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
 from validators.target_facts import (
@@ -211,37 +208,27 @@ def test_every_provider_has_its_runner(tiny: Tiny) -> None:
         assert runner.run({"x": x}, ["logits"])[0].shape == (5, 4) and runner.bound({"x": x})() is None
 
 
-# A consumer, which imports nothing of quantgate
-
-
-@pytest.fixture(scope="module")
-def consumer() -> ModuleType:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mlflow's, about its own type hints
-        return importlib.import_module("tasks.champion.consumer.consumer")
+# What consumers get
 
 
 @pytest.mark.usefixtures("no_session")
-def test_consumer_requests_the_approved_options(consumer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "_check_device", lambda hardware: None)
+def test_consumer_requests_the_approved_options() -> None:
     options = {"device_id": "1", "use_tf32": "0"}
-    session = {"provider": CUDA_PROVIDER, "optimization": "all", "entries": {}, "provider_options": options}
-    manifest = {"runtime_version": ort.__version__, "hardware": {}, "session": session, "libraries": []}
+    session = {"provider": CUDA_PROVIDER, "threads": 1, "optimization": "all", "entries": {}, "libraries": []}
     with pytest.raises(Opened) as caught:
-        consumer._open_onnxruntime(Path(), manifest, 1)
+        load(Path(), session | {"provider_options": options})
     assert caught.value.args == ([(CUDA_PROVIDER, options)],)
 
 
-def test_a_consumer_refuses_products_on_another_provider(consumer: ModuleType, tiny: Tiny) -> None:
-    session = recorded(tiny.model)
-    consumer._refuse_strays(session, CPU_PROVIDER)
-    with pytest.raises(RuntimeError, match=r"second_matmul \(MatMul on CPUExecutionProvider\)"):
-        consumer._refuse_strays(session, CUDA_PROVIDER)
+def test_a_consumer_refuses_products_on_another_provider(tiny: Tiny) -> None:
+    nodes = assignment(recorded(tiny.model))
+    assert strays(nodes, CPU_PROVIDER) == []
+    assert "second_matmul (MatMul on CPUExecutionProvider)" in strays(nodes, CUDA_PROVIDER)
 
 
-def test_a_consumer_knows_every_operator_that_multiplies(consumer: ModuleType) -> None:
-    assert [kind for kind in MAC_RULES if not any(word in kind for word in consumer.PRODUCTS)] == []
-    assert {consumer.CUDA} == GPU_PROVIDERS - {TENSORRT, INDUCTOR_CUDA}
+def test_every_operator_that_multiplies_is_known() -> None:
+    assert [kind for kind in MAC_RULES if not any(word in kind for word in PRODUCTS)] == []
+    assert {CUDA} == GPU_PROVIDERS - {TENSORRT, INDUCTOR_CUDA}
 
 
 # Coverage

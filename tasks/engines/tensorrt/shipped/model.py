@@ -28,7 +28,7 @@ from .stale import digest_file, digest_onnx, same_machine, why_stale
 
 ONNX, ENGINE, TIMING_CACHE = "model.onnx", "engine.plan", "timing.cache"
 # Environment variable for a stale engine: "warn" (default) and "allow" rebuild it, "refuse" raises. The same variable applies
-# in `tasks/champion/consumer/consumer.py` to every mismatch between a version and the machine that loads it.
+# in `tasks/champion/consumer.py` to every mismatch between a version and the machine that loads it.
 POLICY = "QUANTGATE_MISMATCH"
 # Environment variable: a folder where engines that were rebuilt here are kept.
 CACHE = "QUANTGATE_CACHE"
