@@ -23,7 +23,7 @@ BUILT_ONLY = "int8-static-minmax-pc@tensorrt"
 NEEDS: dict[DemoKind, tuple[tuple[str, ...], str, str]] = {
     "text": (("tokenizers", "safetensors"), "demo", "the text demo"),
     "image": (("safetensors",), "demo", "the image demo"),
-    "llm": (("transformers", "onnxruntime_genai"), "genai", "the language demo"),
+    "llm": (("transformers", "onnxruntime_genai", "gguf"), "genai", "the language demo"),
 }
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
