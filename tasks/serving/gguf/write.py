@@ -37,7 +37,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for (_, matrix), kind in zip(tensors, kinds, strict=True):
-        writer.write_tensor_data(np.concatenate([encode(matrix.take(rows), kind).data for rows in chunks(matrix)]))
+        writer.write_tensor_data(np.concatenate([encode(matrix.take(rows), kind) for rows in chunks(matrix)]))
     writer.close()
 
 
