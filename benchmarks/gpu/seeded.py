@@ -51,7 +51,7 @@ class Seeded:
             shape = BertShape(**self.shape)
             return TextClassifier(BertEncoder(shape), Dense(shape.width, 2))
         if self.kind == "llama":
-            from tasks.demo.llama import Llama, LlamaShape
+            from models.llama import Llama, LlamaShape
 
             return Llama(LlamaShape(**self.shape))
         from tasks.demo.efficientnet import EfficientNetLite0

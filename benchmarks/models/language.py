@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from models.llama import exported, fold_gains, load_model
 from models.pools import STATE
 from numpy.typing import NDArray
 
-from tasks.demo.articles import Windows, fetch_articles, split_articles, windows_of
-from tasks.demo.gguf_file import Floats
-from tasks.demo.smollm import read_model
+from tasks.demo.articles import Windows, fetch_articles, split_articles, whole_windows
+from tasks.demo.language import read_gguf, tokenizer_of
 from tasks.measure.metrics.perplexity import score_windows
 from validators.records.run import SessionSettings
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Floats = NDArray[np.float32]
+WINDOW_TOKENS = 512
 
 
 def window_losses(score: Callable[[Windows], Floats], windows: Windows) -> NDArray[np.float64]:
@@ -52,13 +59,19 @@ class LanguagePool:
     evaluation: Windows
 
 
+def windows_of(articles: Sequence[str], tokenizer: Tokenizer, seed: int) -> Windows:
+    """Return every whole window of every article, int64 [n, 512], in random order, so that the first are a fair sample."""
+    return np.random.default_rng(seed).permutation(np.concatenate(whole_windows(articles, tokenizer, WINDOW_TOKENS)))
+
+
 def language_pool(folder: Path, state: Path = STATE, seed: int = 0) -> LanguagePool:
     """Write SmolLM2-135M with folded gains to `folder/language.onnx` (540 MB); return it with windows of 100 articles."""
     import onnx
 
-    from tasks.demo.llama import exported
-
-    model, tokenizer, _ = read_model(state)
+    metadata, tensors = read_gguf(state)
+    model, tokenizer = load_model(metadata, tensors), tokenizer_of(metadata)
+    del tensors
+    fold_gains(model)
     onnx.save_model(exported(model), folder / "language.onnx")
     calibration, evaluation = split_articles(fetch_articles(state), seed)
     return LanguagePool(

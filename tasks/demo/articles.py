@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 ARTICLES_MEMBER = (
     "gensim-4.4.0/gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 )
-WINDOW_TOKENS = 512
 CALIBRATION_SHARE = 0.4
 SHORTEST_PARAGRAPH = 100
 
@@ -70,11 +69,6 @@ def _shown(link: re.Match[str]) -> str:
     return "" if re.match(r"\s*(File|Image|Category):", target or label) else label
 
 
-def windows_of(articles: Sequence[str], tokenizer: Tokenizer, seed: int) -> Windows:
-    """Return every whole window of every article, int64 [n, 512], in random order, so that the first are a fair sample."""
-    return np.random.default_rng(seed).permutation(np.concatenate(_windows(articles, tokenizer, WINDOW_TOKENS)))
-
-
 def spread_windows(
     articles: Sequence[str], tokenizer: Tokenizer, length: int, count: int, seed: int
 ) -> tuple[Windows, NDArray[np.int64]]:
@@ -84,14 +78,14 @@ def spread_windows(
     passed over.
     """
     rng = np.random.default_rng(seed)
-    windows = [rng.permutation(one) for one in _windows(articles, tokenizer, length)]
+    windows = [rng.permutation(one) for one in whole_windows(articles, tokenizer, length)]
     order = rng.permutation(len(windows))
     rounds = max(len(one) for one in windows)
     turns = [(turn, article) for turn in range(rounds) for article in order if turn < len(windows[article])][:count]
     return np.stack([windows[article][turn] for turn, article in turns]), np.array([article for _, article in turns])
 
 
-def _windows(articles: Sequence[str], tokenizer: Tokenizer, length: int) -> list[Windows]:
+def whole_windows(articles: Sequence[str], tokenizer: Tokenizer, length: int) -> list[Windows]:
     """Return the whole windows of each article, int64 [n, length]."""
     texts = [np.array(encoding.ids, np.int64) for encoding in tokenizer.encode_batch(list(articles))]
     return [ids[: len(ids) // length * length].reshape(-1, length) for ids in texts]

@@ -121,6 +121,19 @@ class TextClassifier(nn.Module):
         return logits
 
 
+# Names of a layer's parts in the usual checkpoints of BERT.
+LAYER_PARTS = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "inner": "intermediate.dense",
+    "outer": "output.dense",
+    "norm": "output.LayerNorm",
+}
+
+
 def encoder_from(tensors: Mapping[str, Tensor], shape: BertShape) -> BertEncoder:
     """Return the encoder with the weights of a checkpoint that uses the usual BERT names (its pooler is not used).
 
@@ -128,31 +141,18 @@ def encoder_from(tensors: Mapping[str, Tensor], shape: BertShape) -> BertEncoder
         RuntimeError: a weight has another shape than `shape` says.
         KeyError: a weight is missing.
     """
-    state: dict[str, Tensor] = {"tokens.weight": tensors["embeddings.word_embeddings.weight"]}
+    encoder = BertEncoder(shape)
+    names = {"tokens": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm"}
+    for index in range(shape.layers):
+        names |= {f"layers.{index}.{ours}": f"encoder.layer.{index}.{theirs}" for ours, theirs in LAYER_PARTS.items()}
     # One text per sample: every token has type 0, so the type embedding is a constant added to the positions.
     types = tensors["embeddings.token_type_embeddings.weight"]
-    state["positions"] = tensors["embeddings.position_embeddings.weight"] + types[0]
-    state |= _pair(tensors, "norm", "embeddings.LayerNorm")
-    for index in range(shape.layers):
-        ours, theirs = f"layers.{index}", f"encoder.layer.{index}"
-        for name in ("query", "key", "value"):
-            state |= _dense(tensors, f"{ours}.attention.{name}", f"{theirs}.attention.self.{name}")
-        state |= _dense(tensors, f"{ours}.attention.output", f"{theirs}.attention.output.dense")
-        state |= _pair(tensors, f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm")
-        state |= _dense(tensors, f"{ours}.inner", f"{theirs}.intermediate.dense")
-        state |= _dense(tensors, f"{ours}.outer", f"{theirs}.output.dense")
-        state |= _pair(tensors, f"{ours}.norm", f"{theirs}.output.LayerNorm")
-    encoder = BertEncoder(shape)
+    state = {"positions": tensors["embeddings.position_embeddings.weight"] + types[0]}
+    for ours, theirs in names.items():
+        module = encoder.get_submodule(ours)
+        for name, _ in module.named_parameters():
+            tensor = tensors[f"{theirs}.{name}"]
+            is_transposed = isinstance(module, Dense) and name == "weight"
+            state[f"{ours}.{name}"] = tensor.T.contiguous() if is_transposed else tensor
     encoder.load_state_dict(state)
     return encoder.eval()
-
-
-def _pair(tensors: Mapping[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
-    return {f"{ours}.{part}": tensors[f"{theirs}.{part}"] for part in ("weight", "bias")}
-
-
-def _dense(tensors: Mapping[str, Tensor], ours: str, theirs: str) -> dict[str, Tensor]:
-    return {
-        f"{ours}.weight": tensors[f"{theirs}.weight"].T.contiguous(),
-        f"{ours}.bias": tensors[f"{theirs}.bias"],
-    }

@@ -94,7 +94,7 @@ def register_language(built: Demo, tracking_uri: str) -> str:
     """
 
     def log() -> str:
-        from tasks.demo.smollm import quiet_transformers
+        from tasks.demo.language import quiet_transformers
 
         with quiet_transformers(), quiet_mlflow():
             import mlflow.transformers

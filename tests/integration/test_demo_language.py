@@ -17,7 +17,7 @@ from validators.job.candidate_name import decode
 from validators.job.read_job import read_job
 
 
-@pytest.mark.parametrize("missing", ["onnxruntime_genai", "transformers"])
+@pytest.mark.parametrize("missing", ["gguf", "onnxruntime_genai", "transformers"])
 def test_without_its_libraries_the_demo_says_how_to_install_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -40,7 +40,7 @@ def test_two_demos_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_the_language_demo_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("transformers", "onnxruntime_genai"):
+    for name in ("transformers", "onnxruntime_genai", "gguf"):
         pytest.importorskip(name, reason="the extra `genai`")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     path = prepare_demo(tmp_path, "llm")

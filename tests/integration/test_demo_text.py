@@ -196,12 +196,12 @@ def test_reviews_are_distinct_and_rated(tmp_path: Path) -> None:
     long = " ".join(["bad"] * 60)
     lines = ["1\t2.5\tgood", "2\t-1.0\tbad clichés", "3\t0.0\tgood bad", "4\t-3.0\tgood", f"5\t-0.1\t{long}", ""]
     lines += [f"6\t4.0\t{long} good"]  # the same as number 5 as far as the model reads
-    reviews = text.read_reviews(review_archive(tmp_path, lines), tokenizer.to_str().encode())
-    assert reviews.label.tolist() == [1, 0, 0]
-    assert reviews.input_ids.shape == reviews.attention_mask.shape == (3, 48)
-    assert reviews.input_ids[:, :3].tolist() == [[2, 0, 0], [3, 4, 0], [3, 3, 3]]
-    assert reviews.attention_mask.sum(axis=1).tolist() == [1, 2, 48]
-    assert reviews.truncated_share == pytest.approx(1 / 3)
+    reviews, truncated_share = text.read_reviews(review_archive(tmp_path, lines), tokenizer.to_str().encode())
+    assert reviews["label"].tolist() == [1, 0, 0]
+    assert reviews["input_ids"].shape == reviews["attention_mask"].shape == (3, 48)
+    assert reviews["input_ids"][:, :3].tolist() == [[2, 0, 0], [3, 4, 0], [3, 3, 3]]
+    assert reviews["attention_mask"].sum(axis=1).tolist() == [1, 2, 48]
+    assert truncated_share == pytest.approx(1 / 3)
 
 
 @pytest.mark.slow

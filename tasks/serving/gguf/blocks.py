@@ -12,7 +12,6 @@ Codes of 8 bits with other zero points than 128 fit no block of 8 bits: they bec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,6 @@ from tasks.serving.decoder.proof import float16_rounding
 BLOCK = 32
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A weight in a type of GGUF, by name: `data` is float for F32 and F16, else uint8 `[rows, bytes]`."""
-
-    kind: str
-    data: NDArray[Any]
-
-
 def kind_of(matrix: Matrix) -> str:
     """Return the type of GGUF that holds a weight without other codes."""
     if not isinstance(matrix, BlockMatrix):
@@ -42,22 +33,22 @@ def kind_of(matrix: Matrix) -> str:
     return "Q8_0" if matrix.symmetric else "F16"
 
 
-def encode(matrix: Matrix, kind: str) -> Encoded:
-    """Write a weight, or some rows of it, in the type that `kind_of` names.
+def encode(matrix: Matrix, kind: str) -> NDArray[Any]:
+    """Return a weight, or some rows of it, in the type that `kind_of` names: float for F32 and F16, else uint8 `[rows, bytes]`.
 
     >>> codes = np.zeros((1, 32), np.uint8)
     >>> codes[0, [0, 1, 16]] = 1, 2, 3
     >>> one = BlockMatrix(4, codes, np.full((1, 1), 2, np.float32), np.full((1, 1), 8, np.float32))
-    >>> encode(one, "Q4_0").data[0, :5].tolist()  # 2.0 is 0x4000; 3 << 4 | 1; 0 << 4 | 2
+    >>> encode(one, "Q4_0")[0, :5].tolist()  # 2.0 is 0x4000; 3 << 4 | 1; 0 << 4 | 2
     [0, 64, 49, 2, 0]
     """
     if not isinstance(matrix, BlockMatrix):
-        return Encoded(kind, np.ascontiguousarray(matrix.array, np.float32))
+        return np.ascontiguousarray(matrix.array, np.float32)
     matrix = matrix.in_blocks_of(BLOCK)
     # What does not fit is infinite, and fails the proof.
     with np.errstate(over="ignore"):
         if kind == "F16":
-            return Encoded(kind, matrix.values().astype(np.float16))
+            return matrix.values().astype(np.float16)
         scales = matrix.scales.astype(np.float16)
         heads = [scales]
         if kind == "Q4_1":
@@ -68,7 +59,7 @@ def encode(matrix: Matrix, kind: str) -> Encoded:
     # As int8, `^ 128` takes 128 from a code.
     body = codes ^ 128 if kind == "Q8_0" else halves
     parts = [*(head[..., None].view(np.uint8) for head in heads), body]
-    return Encoded(kind, np.concatenate(parts, axis=2).reshape(rows, -1))
+    return np.concatenate(parts, axis=2).reshape(rows, -1)
 
 
 def allowed_difference(matrix: Matrix, kind: str) -> NDArray[np.float64]:

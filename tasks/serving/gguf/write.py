@@ -23,36 +23,22 @@ def write_gguf(
 
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        _add(writer, key, value)
+        if value not in ("", []):
+            found = gguf.GGUFValueType.get_type(value)
+            # llama.cpp reads integers as unsigned.
+            writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if found == gguf.GGUFValueType.INT32 else found)
     kinds = [kind_of(matrix) for _, matrix in tensors]
     for (name, matrix), kind in zip(tensors, kinds, strict=True):
         stored = gguf.GGMLQuantizationType[kind]
-        row = gguf.quants.quant_shape_to_byte_shape(matrix.shape, stored)
-        dtype = np.dtype({"F32": np.float32, "F16": np.float16}.get(kind, np.uint8))
-        shape = matrix.shape if kind in ("F32", "F16") else row
-        writer.add_tensor_info(
-            name, shape, dtype, int(np.prod(row)), raw_dtype=None if kind in ("F32", "F16") else stored
-        )
+        size = int(np.prod(gguf.quants.quant_shape_to_byte_shape(matrix.shape, stored)))
+        # `raw_dtype` replaces the dtype.
+        writer.add_tensor_info(name, matrix.shape, np.dtype(np.float32), size, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for (_, matrix), kind in zip(tensors, kinds, strict=True):
-        writer.write_tensor_data(np.concatenate([encode(matrix.take(rows), kind).data for rows in chunks(matrix)]))
+        writer.write_tensor_data(np.concatenate([encode(matrix.take(rows), kind) for rows in chunks(matrix)]))
     writer.close()
-
-
-def _add(writer: Any, key: str, value: Any) -> None:
-    """Add a value with the type that llama.cpp reads: numbers have 32 bits."""
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 def prove(path: Path, tensors: Sequence[tuple[str, Matrix]]) -> Proof:

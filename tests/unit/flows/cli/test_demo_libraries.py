@@ -16,7 +16,7 @@ from validators.errors import SourceError
     [
         ("text", "tokenizers and safetensors", "demo"),
         ("image", "safetensors", "demo"),
-        ("llm", "transformers and onnxruntime-genai", "genai"),
+        ("llm", "transformers and onnxruntime-genai and gguf", "genai"),
     ],
 )
 def test_demo_without_its_libraries_names_the_extra(

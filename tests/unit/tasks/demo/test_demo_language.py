@@ -1,4 +1,4 @@
-"""The language demo: its Llama is Llama, its GGUF reader reads, its articles do not leak, its perplexity is right."""
+"""The language demo and the Llama of the benchmarks: both are Llama, articles do not leak, the perplexity is right."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import language
+from models.language import windows_of
+from models.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 
-from tasks.demo.articles import Windows, prose, read_articles, split_articles, spread_windows, windows_of
-from tasks.demo.gguf_file import Floats as Weights
-from tasks.demo.gguf_file import read_gguf, tokenizer_of
-from tasks.demo.llama import Llama, LlamaShape, exported, fold_gains, halves_apart, load_model, rotary_tables, rotate
+from tasks.demo.articles import Windows, prose, read_articles, split_articles, spread_windows
+from tasks.demo.language import decoder_of, quiet_transformers, read_gguf, tokenizer_of
 from tasks.measure.metrics.perplexity import perplexity
 from validators.errors import SourceError
 
@@ -140,6 +140,28 @@ def test_the_decoder_is_llama(model: Llama) -> None:
     np.testing.assert_allclose(logits(model, ids), [reference(weights, row) for row in ids], atol=2e-5)
 
 
+def test_the_decoder_of_transformers_is_llama_with_folded_gains() -> None:
+    import torch
+
+    for name in ("gguf", "transformers"):
+        pytest.importorskip(name, reason="the extra `genai`")
+    with quiet_transformers():
+        demo = decoder_of(METADATA, checkpoint())
+    weights = {name: array.astype(np.float64) for name, array in checkpoint().items()}
+    ids = tokens(3, 11)
+    with torch.inference_mode():
+        found = demo(torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(found, [reference(weights, row) for row in ids], atol=2e-5)
+    state = {name: tensor.numpy() for name, tensor in demo.state_dict().items()}
+    gains = {name: gain for name, gain in state.items() if name.endswith("layernorm.weight")}
+    assert len(gains) == 2 * SHAPE.layers and all((gain == 1).all() for gain in gains.values())
+    first = checkpoint()
+    np.testing.assert_array_equal(state["model.norm.weight"], first["output_norm.weight"])
+    np.testing.assert_array_equal(
+        state["model.layers.0.mlp.up_proj.weight"], first["blk.0.ffn_up.weight"] * first["blk.0.ffn_norm.weight"]
+    )
+
+
 def test_a_later_token_changes_no_earlier_logits(model: Llama) -> None:
     ids = tokens(1, 12)
     before = logits(model, ids)[0]
@@ -221,7 +243,7 @@ def test_windows_are_scored_one_at_a_time() -> None:
     windows, scores = rng.integers(0, 6, (3, 5)), rng.normal(size=(3, 5, 6)).astype(np.float32) * 30
     asked: list[list[int]] = []
 
-    def score(ids: Windows) -> Weights:
+    def score(ids: Windows) -> NDArray[np.float32]:
         asked.extend(ids.tolist())
         return scores[len(asked) - 1][None]
 
@@ -243,9 +265,7 @@ def text_of(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def gguf_file(
-    tensors: dict[str, tuple[int, tuple[int, ...], bytes]], *, magic: bytes = b"GGUF", version: int = 3
-) -> bytes:
+def gguf_file(tensors: dict[str, tuple[int, tuple[int, ...], bytes]]) -> bytes:
     """A GGUF file with one value of each kind that is used, and `tensors` by name: type, dimensions as stored, bytes."""
     values = [
         text_of("general.name") + struct.pack("<I", 8) + text_of("naïve"),
@@ -255,7 +275,7 @@ def gguf_file(
         text_of("words") + struct.pack("<IIQ", 9, 8, 2) + text_of("a") + text_of("bc"),
         text_of("kinds") + struct.pack("<IIQ3i", 9, 5, 3, -1, 0, 1),
     ]
-    header = magic + struct.pack("<IQQ", version, len(tensors), len(values)) + b"".join(values)
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + b"".join(values)
     data = b""
     for name, (kind, dimensions, raw) in tensors.items():
         data += b"\0" * (-len(data) % 32)
@@ -274,9 +294,12 @@ GGUF = gguf_file(
 )
 
 
-def test_a_gguf_file_is_read() -> None:
-    file = read_gguf(GGUF)
-    assert file.metadata == {
+def test_a_gguf_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf", reason="the extra `genai`")
+    monkeypatch.setattr("tasks.demo.language.fetch", lambda asset, state: state / "a.whl")
+    monkeypatch.setattr("tasks.demo.language.read_wheel", lambda path, member: GGUF)
+    metadata, tensors = read_gguf(tmp_path)
+    assert {key: value for key, value in metadata.items() if not key.startswith("GGUF.")} == {
         "general.name": "naïve",
         "count": 7,
         "rate": 0.5,
@@ -284,34 +307,13 @@ def test_a_gguf_file_is_read() -> None:
         "words": ["a", "bc"],
         "kinds": [-1, 0, 1],
     }
-    assert {name: array.tolist() for name, array in file.tensors.items()} == {
+    assert {name: array.tolist() for name, array in tensors.items()} == {
         "plain": [[1, 2, 3], [4, 5, 6]],
         "half": [-0.5, 8],
         "four": [[*Q4_1_VALUES, *[1.0] * 16, *[2.0] * 16]],
         "eight": Q8_0_VALUES,
     }
-    assert {array.dtype for array in file.tensors.values()} == {np.dtype(np.float32)}
-
-
-def test_a_truncated_gguf_file_is_refused_wherever_it_ends() -> None:
-    for size in range(len(GGUF)):
-        with pytest.raises(SourceError, match="more at byte"):
-            read_gguf(GGUF[:size])
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (gguf_file({}, magic=b"GGML"), "magic b'GGML'"),
-        (gguf_file({}, version=1), "version 1"),
-        (gguf_file({"x": (2, (32,), b"\0" * 18)}), "tensor x of ggml type 2"),
-        (gguf_file({"x": (8, (16, 2), b"\0" * 34)}), "rows of 16 values"),
-        (GGUF.replace(text_of("count") + b"\4", text_of("count") + b"\x63"), "of type 99"),
-    ],
-)
-def test_another_file_is_refused(data: bytes, message: str) -> None:
-    with pytest.raises(SourceError, match=message):
-        read_gguf(data)
+    assert {array.dtype for array in tensors.values()} == {np.dtype(np.float32)}
 
 
 def test_text_becomes_tokens_by_merges_and_single_digits() -> None:
@@ -386,6 +388,7 @@ def test_no_article_is_on_both_sides(count: int, seed: int) -> None:
 
 @pytest.mark.slow
 def test_the_language_demo(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the extra `genai`")
     pool = language.language_pool(tmp_path)
     assert pool.calibration.shape[1] == pool.evaluation.shape[1] == 512
     assert len(pool.calibration) >= 128 and len(pool.evaluation) >= 128

@@ -52,13 +52,13 @@ def test_blocks_have_the_bytes_that_ggml_defines(
     matrix: BlockMatrix, kind: str, head: list[int], body: list[int]
 ) -> None:
     assert kind_of(matrix) == kind
-    assert encode(matrix, kind).data.tolist() == [head + body]
+    assert encode(matrix, kind).tolist() == [head + body]
 
 
 def test_eight_bits_with_other_zero_points_become_float16() -> None:
     matrix = block(8, [255, 0], 0.25, 3)
     assert kind_of(matrix) == "F16"
-    values = encode(matrix, "F16").data
+    values = encode(matrix, "F16")
     assert values.dtype == np.float16 and values[0, :3].tolist() == [63.0, -0.75, 0.0]
 
 
@@ -72,7 +72,7 @@ def test_larger_blocks_are_cut_and_repeat_their_scale(bits: int, zero: float) ->
     small = BlockMatrix(bits, codes, np.repeat(scales, 2, axis=1), np.full((3, 4), zero, np.float32))
     np.testing.assert_array_equal(large.values(), small.values())
     assert kind_of(large) == kind_of(small)
-    np.testing.assert_array_equal(encode(large, kind_of(large)).data, encode(small, kind_of(small)).data)
+    np.testing.assert_array_equal(encode(large, kind_of(large)), encode(small, kind_of(small)))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -117,7 +117,7 @@ def test_a_tied_embedding_is_stored_once(tmp_path: Path) -> None:
     rows = round_rows(weights["embed"], bits=8, block_size=32)
     zeros, scales = (np.repeat(part.astype(np.float64), 32, axis=1) for part in (rows.zero_points, rows.scales))
     np.testing.assert_array_equal(decoder.embedding.values(), (rows.codes - zeros) * scales)
-    stored = encode(decoder.embedding, "F16").data.astype(np.float64)
+    stored = encode(decoder.embedding, "F16").astype(np.float64)
     assert (np.abs(stored - decoder.embedding.values()) <= allowed_difference(decoder.embedding, "F16")).all()
 
 

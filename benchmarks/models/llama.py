@@ -213,7 +213,7 @@ def shape_of(metadata: Mapping[str, Any]) -> LlamaShape:
 
 
 def load_model(metadata: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> Llama:
-    """Return the decoder with the metadata and tensors of a GGUF file, as `tasks.demo.gguf_file.read_gguf` returns them.
+    """Return the decoder with the metadata and tensors of a GGUF file, as `tasks.demo.language.read_gguf` returns them.
 
     Raises:
         SourceError: the file holds another architecture.
