@@ -38,7 +38,7 @@ test-rest: $(FLAVORS)
 	@$(PYTEST) tests -m "slow and not golden"
 
 # Tests of kernels, as a processor with AVX2 alone would run them, without VNNI. The script runs any command so, on any kind.
-AVX2_TESTS := tests/unit/tasks/ptq tests/unit/tasks/runtimes tests/unit/tasks/targets \
+AVX2_TESTS := tests/unit/tasks/ptq tests/unit/tasks/runtimes tests/unit/tasks/engines \
   tests/system/test_golden.py::test_registered_model_becomes_an_answering_champion tests/unit/validators/graph/test_ort_rules.py \
   $(addprefix tests/integration/test_,openvino.py opset_matrix.py portable.py torch_inductor.py)
 test-avx2: $(READY)
