@@ -52,7 +52,10 @@ class TargetFacts:
     decoders alone, with their tokenizers, and a request is a prompt with the tokens that follow. `needs` are instructions of
     the processor that some candidates need. `loads_anywhere`: a version approved on another device of the same kind loads here
     too; `compiles`: its files are code for the instructions of one processor. `classes` maps classes of devices that the engine
-    belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models.
+    belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models, and `beside`
+    those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face
+    Hub's name of its library, and what tells its kernels. `unserved` says what its versions are where Triton has no backend for
+    them.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -79,6 +82,11 @@ class TargetFacts:
     on_gpu: bool = False
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     distributions: tuple[str, ...] = ("onnxruntime", "onnxruntime-gpu")
+    beside: tuple[str, ...] = ()
+    runtime: str = "ONNX Runtime"
+    hub_library: str = "onnx"
+    coverage_source: str = "the runtime's profile"
+    unserved: str = ""
     session: str = ""
     coverage: str = ""
     shipped: str = "tasks.runtimes.shipped"

@@ -24,14 +24,11 @@ from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import GENAI, GENERATORS, OPENVINO_DECODER
 from validators.targets import facts_of_provider
 
 FORMAT = 2
 # Distribution with which a consumer identifies the GPU.
 _NVML = "nvidia-ml-py"
-# Distribution with which a consumer of a decoder in OpenVINO reads and writes text.
-_TOKENIZERS = "tokenizers"
 # Requirements of a consumer of an engine, besides TensorRT.
 _ENGINE_REQUIREMENTS = ("cuda-bindings", _NVML)
 
@@ -52,7 +49,7 @@ def _same_disk(path: Path, folder: Path) -> bool:
 
 
 def _artifact_files(variant: Variant) -> list[Path]:
-    if variant.session.provider in GENERATORS:
+    if facts_of_provider(variant.session.provider).generates:
         return sorted(variant.path.parent.iterdir())  # a decoder has a folder of its own
     beside = variant.path.with_name(f"{variant.path.name}.data")
     libraries = [library.path for library in variant.session.libraries if library.package is None]
@@ -143,11 +140,8 @@ def runtime_requirements(inventory: Inventory, variant: Variant) -> list[str]:
     packages = [f"{one.distribution}=={one.version}" for one in variant.session.libraries if one.package]
     if variant.session.on_gpu:
         packages.append(f"{_NVML}=={metadata.version(_NVML)}")
-    if variant.session.provider == GENAI:
-        # The library takes any newer ONNX Runtime, whose kernels compute.
-        packages.append(f"onnxruntime=={inventory.runtimes['onnxruntime']}")
-    if variant.session.provider == OPENVINO_DECODER:
-        packages.append(f"{_TOKENIZERS}=={metadata.version(_TOKENIZERS)}")
+    beside = facts_of_provider(variant.session.provider).beside
+    packages += [f"{name}=={inventory.runtimes.get(name) or metadata.version(name)}" for name in beside]
     return [f"{runtime}=={_public(inventory.runtimes[runtime])}", *packages, f"numpy=={np.__version__}"]
 
 

@@ -35,7 +35,6 @@ from validators.gates.approval import Approval, NotApproved
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import GENERATORS
 from validators.targets import facts_of_provider
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
@@ -189,7 +188,7 @@ def _upload(promoted: Promoted, manifest: str, folder: Path) -> str:
             artifacts={"variant": str(files)} | {name: str(path) for name, (path, _) in texts.items()} | evidence,
             # A decoder takes prompts as well as tokens, which no signature can say.
             signature=None
-            if variant.session.provider in GENERATORS
+            if facts_of_provider(variant.session.provider).generates
             else signature_of(promoted.inputs, promoted.outputs),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *requirements],
         )

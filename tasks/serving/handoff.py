@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.serving.sections import shown, unchecked_device
 from validators.errors import JobError
-from validators.target_facts import GENAI, GENERATORS
+from validators.target_facts import GENAI
+from validators.targets import facts_of_provider
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -29,7 +30,9 @@ def check_decoder(manifest: Mapping[str, Any], providers: Collection[str] = (GEN
         raise JobError(
             found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
             expected="a decoder of the target ort-genai",
-            fix="export it with --genai" if provider in GENERATORS else "export it with --out or --triton",
+            fix="export it with --genai"
+            if facts_of_provider(provider).generates
+            else "export it with --out or --triton",
         )
 
 

@@ -9,10 +9,7 @@ import yaml
 from tasks.serving.promoted import Promoted
 from validators.job.candidate_name import decode
 from validators.job.job import MetricName
-from validators.target_facts import GENAI, INDUCTORS, OPENVINO, OPENVINO_DECODER
-
-# The Hub's names of libraries, by provider; ONNX Runtime runs the rest.
-_LIBRARIES = {OPENVINO: "openvino", OPENVINO_DECODER: "openvino", GENAI: "onnx"} | dict.fromkeys(INDUCTORS, "pytorch")
+from validators.targets import facts_of_provider
 
 
 def metadata(promoted: Promoted) -> str:
@@ -23,9 +20,8 @@ def metadata(promoted: Promoted) -> str:
     """
     trial = promoted.approval.trial
     candidate = decode(trial.candidate)
-    provider = promoted.approval.variant.session.provider
     document: dict[str, Any] = {
-        "library_name": "tensorrt" if promoted.manifest["engine"] else _LIBRARIES.get(provider, "onnx"),
+        "library_name": facts_of_provider(promoted.approval.variant.session.provider).hub_library,
         "tags": ["quantized", "quantgate", candidate.precision, candidate.target],
     }
     if trial.accuracy:

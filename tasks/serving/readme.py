@@ -14,7 +14,8 @@ from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
 from validators.records.latencies import NEW_TOKENS
 from validators.samples.datasets import TensorSpec
-from validators.target_facts import GENAI, GENERATORS, INDUCTORS, OPENVINO, OPENVINO_DECODER
+from validators.target_facts import OPENVINO
+from validators.targets import facts_of_provider
 
 
 def version_readme(promoted: Promoted) -> str:
@@ -83,14 +84,15 @@ def _session(promoted: Promoted) -> list[str]:
             *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(settings).items()),
         ]
         return markdown_table(("Setting", "Value"), rows)
-    if settings["provider"] in INDUCTORS:
+    facts = facts_of_provider(settings["provider"])
+    if facts.compiles:
         rows = [
             ("Runtime", f"torch {manifest['runtime_version']}"),
             ("Threads", str(settings["threads"])),
             ("Compiled for", shown(manifest["device"])),
         ]
         return markdown_table(("Setting", "Value"), rows)
-    if settings["provider"] in GENERATORS:
+    if facts.generates:
         rows = [
             ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
             ("Threads", str(settings["threads"])),
@@ -120,10 +122,7 @@ def _session(promoted: Promoted) -> list[str]:
 
 
 def _runtime(manifest: Mapping[str, Any]) -> str:
-    if manifest["engine"]:
-        return "TensorRT"
-    names = {OPENVINO: "OpenVINO", GENAI: "onnxruntime-genai", OPENVINO_DECODER: "OpenVINO"}
-    return (names | dict.fromkeys(INDUCTORS, "torch")).get(manifest["session"]["provider"], "ONNX Runtime")
+    return facts_of_provider(manifest["session"]["provider"]).runtime
 
 
 def _range(shapes: dict[str, list[int]]) -> str:

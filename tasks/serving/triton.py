@@ -32,7 +32,8 @@ from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
 from validators.samples.datasets import TensorSpec
-from validators.target_facts import CUDA_PROVIDER, GENERATORS, GPU_PROVIDERS, INDUCTORS, OPENVINO
+from validators.target_facts import CUDA_PROVIDER, OPENVINO
+from validators.targets import facts_of_provider
 
 ONNX, ENGINE = "model.onnx", "engine.plan"
 # numpy dtype name to `DataType` of model_config.proto.
@@ -92,7 +93,7 @@ def triton_model(
     session = manifest["session"]
     backend = "tensorrt" if engine else "openvino" if session["provider"] == OPENVINO else "onnxruntime"
     batch, notes = _batch(manifest, tensors, max_batch)
-    on_gpu = session["provider"] in GPU_PROVIDERS
+    on_gpu = facts_of_provider(session["provider"]).on_gpu
     device = session.get("provider_options", {}).get("device_id", "0")
     kind: Fields = (("count", 1), ("kind", Word("KIND_GPU" if on_gpu else "KIND_CPU")))
     group = (*kind, ("gpus", [int(device)])) if on_gpu else kind
@@ -136,12 +137,9 @@ def check_served(manifest: Mapping[str, Any]) -> None:
     Raises:
         JobError: it has none.
     """
-    unserved = dict.fromkeys(INDUCTORS, "a package that TorchInductor compiled") | dict.fromkeys(
-        GENERATORS, "a decoder with its cache"
-    )
-    if (provider := manifest["session"]["provider"]) in unserved:
+    if unserved := facts_of_provider(manifest["session"]["provider"]).unserved:
         raise JobError(
-            found=unserved[provider],
+            found=unserved,
             expected="a model that a backend of Triton reads: ONNX, or an engine",
             fix="serve the version with MLflow, or promote one for another target",
         )

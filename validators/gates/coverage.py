@@ -20,7 +20,8 @@ from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
 from validators.samples.words import SHOWN, and_more
-from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, OPENVINO, TENSORRT
+from validators.target_facts import OPENVINO
+from validators.targets import facts_of_provider
 
 
 def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
@@ -130,17 +131,7 @@ def name_kernels(kernels: Sequence[KernelTime]) -> str:
 
 
 def _told_by(coverage: Coverage) -> str:
-    return (
-        "the engine's layers"
-        if coverage.providers == (TENSORRT,)
-        else "the graph that ran"
-        if coverage.providers == (OPENVINO,)
-        else "oneDNN's executed primitives"
-        if coverage.providers == (INDUCTOR,)
-        else "the kernels that torch's profiler recorded"
-        if coverage.providers == (INDUCTOR_CUDA,)
-        else "the runtime's profile"
-    )
+    return facts_of_provider(coverage.providers[0] if len(coverage.providers) == 1 else "").coverage_source
 
 
 def _told(precision: str, coverage: Coverage) -> str:

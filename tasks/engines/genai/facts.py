@@ -29,6 +29,9 @@ GENAI_FACTS = TargetFacts(
     shipped="tasks.engines.genai.shipped",
     coverage="tasks.engines.genai.session",
     distributions=("onnxruntime-genai",),
+    beside=("onnxruntime",),
+    runtime="onnxruntime-genai",
+    unserved="a decoder with its cache",
     classes={
         "cpu-decoder": (
             "int8-g32-rtn@ort-genai",

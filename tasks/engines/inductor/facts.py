@@ -25,6 +25,10 @@ CPU = TargetFacts(
     coverage="tasks.engines.inductor.coverage",
     distributions=("torch",),
     compiles=True,
+    runtime="torch",
+    hub_library="pytorch",
+    unserved="a package that TorchInductor compiled",
+    coverage_source="oneDNN's executed primitives",
     classes={
         "cpu": (
             "fp32-fused@torch-inductor",
@@ -58,6 +62,10 @@ CUDA = TargetFacts(
     coverage="tasks.engines.inductor.coverage",
     distributions=("torch",),
     compiles=True,
+    runtime="torch",
+    hub_library="pytorch",
+    unserved="a package that TorchInductor compiled",
+    coverage_source="the kernels that torch's profiler recorded",
     classes={
         "cuda": (
             "fp16@torch-cuda",

@@ -46,6 +46,9 @@ OPENVINO_FACTS = TargetFacts(
     shipped="tasks.engines.openvino.shipped",
     coverage="tasks.engines.openvino.coverage",
     distributions=("openvino",),
+    runtime="OpenVINO",
+    hub_library="openvino",
+    coverage_source="the graph that ran",
     classes={
         "cpu": (
             "fp32-fused@openvino",

@@ -22,6 +22,9 @@ TENSORRT_FACTS = TargetFacts(
     on_gpu=True,
     session="tasks.engines.tensorrt.runner",
     coverage="tasks.engines.tensorrt.coverage",
+    runtime="TensorRT",
+    hub_library="tensorrt",
+    coverage_source="the engine's layers",
     shipped="tasks.engines.tensorrt.shipped",
     classes={
         "cuda": (
