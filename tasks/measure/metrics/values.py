@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.chance import of_constant, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -18,7 +20,6 @@ from tasks.measure.metrics.metric import (
     flat,
     mean_of_scores,
     misfit,
-    of_the_set,
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, moved_rows, order_codes
@@ -49,9 +50,10 @@ def _no_zeros(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("numbers", size=values_a_sample(shape), without_zeros=True)
 
 
-MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
-MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
-MAPE = Metric("mape", _relative, mean_of_scores, _no_zeros, higher_is_better=False, span=math.inf)
+_LOSS = partial(Metric, value=mean_of_scores, higher_is_better=False, span=math.inf)
+MSE = _LOSS("mse", _squared, expects=_targets, chance=of_constant(np.mean))
+MAE = _LOSS("mae", _absolute, expects=_targets, chance=of_constant(np.median))
+MAPE = _LOSS("mape", _relative, expects=_no_zeros)
 
 
 def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -84,8 +86,30 @@ def _root_mean_squared(rows: Rows) -> float:
     return float(np.sqrt((np.split(rows, 2, axis=1)[1] ** 2).mean(axis=0)).mean())
 
 
-RMSE = Metric("rmse", _target_and_error, _root_mean_squared, _targets, _squared_error, higher_is_better=False)
-R2 = Metric("r2", _target_and_error, _r2, _varied_targets, _squared_error)
+def _relative_squares(rows: Rows) -> Vector:
+    """Return the squared errors over the variance of the targets, averaged over the components that vary."""
+    targets, errors = np.split(rows, 2, axis=1)
+    spread = targets.var(axis=0)
+    return np.asarray((errors[:, spread > 0] ** 2 / spread[spread > 0]).mean(axis=1), np.float64)
+
+
+RMSE = Metric(
+    "rmse",
+    _target_and_error,
+    _root_mean_squared,
+    _targets,
+    _squared_error,
+    higher_is_better=False,
+    chance=of_constant(np.mean, _squared_error),
+)
+R2 = Metric(
+    "r2",
+    _target_and_error,
+    _r2,
+    _varied_targets,
+    _squared_error,
+    chance=of_constant(np.mean, _relative_squares),
+)
 
 
 def cosines(first: Rows, second: Rows) -> Vector:
@@ -161,9 +185,10 @@ SPEARMAN = Metric(
     _spearman,
     _scores_or_pairs,
     _rank_error,
-    scope=of_the_set,
+    scope="kept",
     wrong=_opposite_end,
     moved=_left_order,
+    chance=of_permutations,
 )
 
 
@@ -215,4 +240,4 @@ def has_noise(output: TensorSpec) -> bool:
     return output.dtype.startswith("float")
 
 
-SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, has_drop=False, reads_reference=True)
+SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, reads_reference=True)

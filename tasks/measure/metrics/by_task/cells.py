@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.chance import of_frequent_cells
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit, ratio_of_sums
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
@@ -78,7 +79,7 @@ def cell_accuracy(name: str, threshold: float | None) -> Metric:
             return _expects_tokens(output, shape)
         return _expected_maps(name, output, shape, threshold)
 
-    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold))
+    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold), chance=of_frequent_cells)
 
 
 def _wrong(rows: Rows) -> Vector:
