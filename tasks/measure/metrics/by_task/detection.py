@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -39,12 +39,7 @@ def mean_average_precision(name: Literal["map", "map50"]) -> Metric:
         assert labels is not None
         return np.stack([_row(found, true) for found, true in zip(outputs, labels, strict=True)])
 
-    def value(rows: Rows) -> float:
-        return _value(rows, levels)
-
-    def without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
-        return _without(rows, levels, group_of_row, groups)
-
+    value, without = partial(_value, levels=levels), partial(_without, levels=levels)
     return Metric(name, rows, value, _expects, _missed, join=join_detections, without=without, wrong=_nothing_found)
 
 
@@ -209,7 +204,7 @@ def _value(rows: Rows, levels: int) -> float:
     return float(np.mean(found)) if found else float("nan")
 
 
-def _without(rows: Rows, levels: int, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+def _without(rows: Rows, group_of_row: NDArray[np.intp], groups: int, *, levels: int) -> Vector:
     """Return `_value` without each group of rows."""
     found = []
     for one in _by_class(rows):

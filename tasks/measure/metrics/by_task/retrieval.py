@@ -8,17 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.metric import (
-    Labels,
-    Metric,
-    Outputs,
-    Rows,
-    Vector,
-    as_rows,
-    flat,
-    misfit,
-    ratio_of_sums,
-)
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, flat, misfit, ratio_of_sums
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
