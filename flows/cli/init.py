@@ -79,7 +79,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
     generates = facts_of(target).generates
     suggested = suggest_metric(outputs, facts.inputs, facts.probabilities)
     metric, why, options = ("perplexity", "a decoder scores the next token", ()) if generates else suggested
-    labelled = metric not in ("sqnr", "perplexity")
+    labelled = METRICS[metric].kind not in ("noise", "windows")
     several = len(outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
@@ -109,7 +109,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         candidates="\n".join(_candidate_lines(target, absent)),
         portable="" if is_on_gpu(target) else _PORTABLE,
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
-        if metric == "sqnr"
+        if not METRICS[metric].has_drop
         else f"  max_drop: 0.02       # CHECK: {METRICS[metric].max_drop}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples, generates=generates),

@@ -70,7 +70,7 @@ class Job(Settings):
     # The function comes first: the form of Prefect's UI shows a given string as the first string type of a union.
     metric: Annotated[
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]
-        | Annotated[Literal[tuple(METRICS)], Field(title="a name from the list")],  # type: ignore[valid-type]  # rows
+        | Annotated[Literal[tuple(METRICS)], Field(title="a name from the list")],  # type: ignore[valid-type]  # at run time
         Field(description=ABOUT),
     ] = "accuracy"
     metric_direction: Literal["higher", "lower"] | None = None
