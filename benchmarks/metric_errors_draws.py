@@ -12,7 +12,6 @@ from tasks.measure.metrics.by_task.detection import COLUMNS
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric, Rows
 from tasks.measure.metrics.text_errors import make_decoder
-from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 
 Array = NDArray[Any]
@@ -20,7 +19,7 @@ Array = NDArray[Any]
 Drawn = tuple[Array, Array, Array]
 
 
-def metric_of(name: MetricName, **options: Any) -> Metric:
+def metric_of(name: str, **options: Any) -> Metric:
     """The metric by its name, with options of a job."""
     return named_metric(name, Options(options.pop("threshold", 0.0), make_decoder(TextDecoding()), **options))
 

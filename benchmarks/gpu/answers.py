@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu.bundle import Bundle
-from tasks.measure.metrics.catalog import PERPLEXITY
 from tasks.measure.metrics.classification import ACCURACY
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.perplexity import score_batches
+from tasks.measure.metrics.perplexity import PERPLEXITY, score_batches
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner, run_all
 from validators.records.measurements import Coverage

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 from flows.cli.suggest_metric import TOKENS, scores_first, suggest_metric
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
+from validators.job.metric_facts import METRICS
 from validators.job.recipe_words import describe
 from validators.plain_text import one_line
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
@@ -21,11 +23,9 @@ from validators.targets import baselines_of, facts_of, is_on_gpu
 
 _DIM = 128
 # A source that YAML reads as text without quotes.
+# Kinds of metrics, as they are listed.
+_KINDS = ("classes tags", "cells", "boxes", "values", "embeddings rankings", "windows", "text", "noise")
 _PLAIN = re.compile(r"(models:)?[A-Za-z0-9_./@+-]*[A-Za-z_./@+-][A-Za-z0-9_./@+-]*")
-_MAX_DROP = {
-    "r2": "2 points of the explained variance; mse and mae need a bound in their own units",
-    "perplexity": "nats per token: exp(0.02) is 2 % more perplexity",
-}
 _TEMPLATE = """\
 # Job for {uri} on the target {target}.
 # Generated from the model's metadata. Review the lines marked CHECK, make the two data files, then run
@@ -51,9 +51,7 @@ data:
   # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
 {label}{inputs}
 # CHECK: {metric_why}
-# Others: accuracy, top5, agreement, f1_macro, f1_binary, precision_binary, recall_binary, f1_multilabel, auroc, pr_auc,
-# log_loss, ece; token_accuracy, pixel_accuracy, iou, dice; map, map50; mse, rmse, mae, mape, r2; cosine, spearman,
-# recall_at_k, ndcg, mrr; perplexity, greedy_match; wer, cer, exact_match, bleu, rouge; sqnr.
+{others}
 metric: {metric}
 {options}{output}
 candidates:
@@ -81,7 +79,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
     generates = facts_of(target).generates
     suggested = suggest_metric(outputs, facts.inputs, facts.probabilities)
     metric, why, options = ("perplexity", "a decoder scores the next token", ()) if generates else suggested
-    labelled = metric not in ("sqnr", "perplexity")
+    labelled = METRICS[metric].kind not in ("noise", "windows")
     several = len(outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
@@ -103,6 +101,7 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
         inputs=_input_lines(settings, facts.inputs),
         label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
+        others=fill(f"Others: {_others()}.", 120, initial_indent="# ", subsequent_indent="# "),
         metric=metric,
         metric_why=one_line(why),
         options="".join(f"{line}\n" for line in options),
@@ -110,10 +109,17 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         candidates="\n".join(_candidate_lines(target, absent)),
         portable="" if is_on_gpu(target) else _PORTABLE,
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
-        if metric == "sqnr"
-        else f"  max_drop: 0.02       # CHECK: {_MAX_DROP.get(metric, 'largest allowed drop: 0.02 is 2 points')}",
+        if not METRICS[metric].has_drop
+        else f"  max_drop: 0.02       # CHECK: {METRICS[metric].max_drop}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples, generates=generates),
+    )
+
+
+def _others() -> str:
+    """Return the names of all metrics, those of a kind side by side."""
+    return "; ".join(
+        ", ".join(name for name, facts in METRICS.items() if facts.kind in kinds.split()) for kinds in _KINDS
     )
 
 

@@ -21,9 +21,10 @@ from validators import errors
 from validators.errors import CandidateRefused, JobError, QuantgateError
 from validators.gates.catalog import GATES, LATER_GATES, Gate
 from validators.job import candidate_name as recipe
-from validators.job.job import Job, MetricName
+from validators.job.job import Job
 from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
+from validators.job.metric_facts import METRICS
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelKind
@@ -91,7 +92,7 @@ def exit_code_page() -> str:
 def metric_page() -> str:
     """Return the page on metrics: the outputs that each fits, and the labels that it needs."""
     rows = []
-    for name in get_args(MetricName):
+    for name in METRICS:
         metric = named_metric(name, _OPTIONS)
         better = "higher" if metric.higher_is_better else "lower"
         judged = "right or wrong" if metric.is_right_or_wrong else "by value" if metric.has_drop else "none"
@@ -170,7 +171,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def _labels(name: MetricName, dtype: str, shape: tuple[int, ...]) -> str:
+def _labels(name: str, dtype: str, shape: tuple[int, ...]) -> str:
     """Return the labels that a metric takes on outputs of a shape, in words; empty if it does not fit them."""
     for options in (_OPTIONS, replace(_OPTIONS, threshold=0.5)):
         try:

@@ -15,17 +15,10 @@ import math
 from collections.abc import Callable
 
 from validators.gates.catalog import Unit, unit_of
-from validators.job.job import OF_ONE_CLASS
+from validators.job.metric_facts import metric_facts
 from validators.records.verdicts import Verdict
 
 NO_VALUE = "\N{EN DASH}"
-# Metrics that are shares; their drops are shown in points.
-POINT_METRICS = frozenset(
-    {"accuracy", "top5", "agreement", "f1_macro", "auroc", "wer", "cer", "mape"}
-    | OF_ONE_CLASS
-    | {"f1_multilabel", "f1_multilabel_micro", "pr_auc", "ece", "token_accuracy", "pixel_accuracy", "iou", "dice"}
-    | {"exact_match", "bleu", "rouge", "recall_at_k", "ndcg", "mrr", "map", "map50"}
-)
 _SIGNS = {"at_most": "≤", "at_least": "≥"}
 
 
@@ -54,9 +47,9 @@ def metric_value(value: float | None, metric: str) -> str:
     >>> metric_value(0.77, "accuracy"), metric_value(0.012345, "mse"), metric_value(31.2345, "sqnr")
     ('0.770', '0.0123', '31.2 dB')
     """
-    if metric == "sqnr" and value is not None:
+    if value is not None and not metric_facts(metric).has_drop:
         return noise_ratio(value)
-    if value is None or metric not in POINT_METRICS or not math.isfinite(value):
+    if value is None or not metric_facts(metric).is_share or not math.isfinite(value):
         return significant(value)
     return f"{value:.3f}"
 
@@ -72,7 +65,7 @@ def noise_ratio(value: float) -> str:
 
 def drop_scale(metric: str) -> float:
     """Return the factor for displaying a drop: 100 for points, 1 for an error in its own units."""
-    return 100.0 if metric in POINT_METRICS else 1.0
+    return 100.0 if metric_facts(metric).is_share else 1.0
 
 
 def metric_drop(value: float | None, metric: str) -> str:
@@ -85,7 +78,7 @@ def metric_drop(value: float | None, metric: str) -> str:
         return NO_VALUE
     if not math.isfinite(value):
         return _not_finite(value)
-    if metric not in POINT_METRICS:
+    if not metric_facts(metric).is_share:
         return ("+" if value > 0 else "") + significant(value)
     # Adding 0.0 turns the -0.0 that rounding leaves into 0.0, which has no minus sign.
     return f"{round(value * drop_scale(metric), 2) + 0.0:+.2f} pt"

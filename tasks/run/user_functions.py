@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
@@ -12,7 +11,7 @@ from tasks.measure.metrics.user_code import UserFunction, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise
 from validators.errors import JobError
-from validators.job.job import Job, MetricName
+from validators.job.job import Job
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of
@@ -33,7 +32,7 @@ def job_metric(job: Job) -> Metric:
         metric = user_metric(job.metric, found.function, higher_is_better=higher, version=version)
         return replace(metric, of_answers=of_answers)
     options = Options(job.metric_threshold, make_decoder(job.text), job.metric_scores, job.metric_k)
-    return named_metric(cast(MetricName, job.metric), options)
+    return named_metric(job.metric, options)
 
 
 def _check_direction(job: Job, found: UserFunction) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
 from tasks.serving.promoted import Promoted
 from validators.job.candidate_name import decode
-from validators.job.job import MetricName
+from validators.job.metric_facts import METRICS
 from validators.targets import facts_of_provider
 
 
@@ -26,7 +26,7 @@ def metadata(promoted: Promoted) -> str:
     }
     if trial.accuracy:
         # A user's function may have any name.
-        name = trial.accuracy.metric if trial.accuracy.metric in get_args(MetricName) else "custom"
+        name = trial.accuracy.metric if trial.accuracy.metric in METRICS else "custom"
         metrics = [{"type": name, "value": trial.accuracy.value}]
         if trial.drop:
             metrics.append({"type": f"{name}_drop", "name": "drop against the source", "value": trial.drop.value})

@@ -22,7 +22,7 @@ from tasks.storage.product import Product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.job.job import WINDOW_METRICS
+from validators.job.metric_facts import metric_facts
 from validators.records.engines import BuiltEngine
 from validators.records.run import Inventory, SessionSettings, Variant
 from validators.samples.run_inputs import RunInputs
@@ -101,7 +101,7 @@ def _kept(run: Run, log: Path) -> Path | None:
 
 
 def _most_at_once(run: Run) -> int:
-    return WINDOWS_AT_ONCE if run.job.metric in WINDOW_METRICS else EVALUATION_BATCH_SIZE
+    return WINDOWS_AT_ONCE if metric_facts(run.job.metric).kind == "windows" else EVALUATION_BATCH_SIZE
 
 
 def _linted(variant: Variant) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from tasks.run.context import Run
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.job.candidate_name import decode
-from validators.job.job import WINDOW_METRICS
+from validators.job.metric_facts import metric_facts
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
 from validators.records.run import Inventory, Variant
@@ -52,7 +52,7 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
     """
     baseline = baseline_variant(run, run_inputs, inventory)
     evidence = run_inputs.evidence
-    of_text = run.job.metric in WINDOW_METRICS
+    of_text = metric_facts(run.job.metric).kind == "windows"
     batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=of_text)
     # The logits and caches of a language model have the sizes of its inputs, and its windows are slow.
     probes = [] if of_text else probe_batches(evidence.evaluation, batches)

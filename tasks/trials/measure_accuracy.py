@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tasks.evidence.sequences import run_sequences
 from tasks.measure.answers import answer_windows, expected_texts, read_tokenizer
 from tasks.measure.continuations import Generator
-from tasks.measure.metrics.metric import Metric, of_each_sample
+from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
 from tasks.run.context import Run
@@ -151,7 +151,7 @@ def _reduced(
 
 def _is_watchable(metric: Metric) -> bool:
     """Return True if the metric's rows are known batch by batch; those of language models come at the end."""
-    return metric.has_drop and metric.scope is of_each_sample and metric.of_windows is None
+    return metric.has_drop and metric.scope == "sample" and metric.of_windows is None
 
 
 def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:

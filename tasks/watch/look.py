@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.activations import Ranges, open_tapped, view_samples
 from tasks.measure.inventory import take_inventory, usable_cores
-from tasks.measure.metrics.agreement import CLASS_METRICS, agreements
+from tasks.measure.metrics.values import signal_and_noise
 from tasks.measure.taps import find_taps, taps_of
 from tasks.run.context import Run, log
 from tasks.runtimes.runner import open_runner
@@ -19,8 +20,8 @@ from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
 from validators.errors import CandidateRefused, DataError
-from validators.job.job import OF_SEVERAL_OUTPUTS
 from validators.job.job_watch import Watch
+from validators.job.metric_facts import metric_facts
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
 from validators.target_facts import CPU_PROVIDER, TENSORRT
@@ -130,7 +131,8 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
         return LookFindings(
             (), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",)
         )
-    if run.job.metric in OF_SEVERAL_OUTPUTS:
+    kind = metric_facts(run.job.metric).kind
+    if kind == "boxes":
         return LookFindings((), {}, (f"agreement is not measured: {run.job.metric} reads boxes, which have no order",))
     output = watched.output.name
     alike = []
@@ -141,10 +143,10 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
         for batch in traffic.batches(watched.batch_axis or EVALUATION_BATCH_SIZE):
             answers = [runner.run(batch, [output])[0] for runner in (source, champion)]
             alike.append(
-                agreements(
+                _agreements(
                     answers[0],
                     answers[1],
-                    of_classes=run.job.metric in CLASS_METRICS,
+                    of_classes=kind == "classes",
                     min_sqnr_db=watch.min_sample_sqnr_db,
                 )
             )
@@ -153,3 +155,28 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     note = f"{int(differ.sum())} of {len(differ)} samples get another answer than from the source"
     signal = Signal("disagreement", share, bound, weigh(differ.astype(np.float64), bound), note)
     return LookFindings((signal,), {"agreement": 1 - share}, ())
+
+
+def _agreements(
+    source: NDArray[Any], variant: NDArray[Any], *, of_classes: bool, min_sqnr_db: float
+) -> NDArray[np.bool_]:
+    """Return whether the two models agree on each sample, bool `(n,)`, from outputs of shape `(n, ...)`.
+
+    Class scores `(n, classes)` agree if the same class wins. Other floats agree if the sample's signal-to-noise ratio is at
+    least `min_sqnr_db`: 10 log10 of the sum of the source's squares over the sum of squared differences. Other dtypes must be
+    equal. Outputs of different shapes agree nowhere, and NaN never agrees.
+
+    >>> _agreements(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.2, 0.9], [0.4, 0.6]]), of_classes=True, min_sqnr_db=0)
+    array([ True, False])
+    """
+    n = len(source)
+    if source.shape != variant.shape:
+        return np.zeros(n, np.bool_)
+    if source.dtype.kind != "f":
+        return np.asarray((source == variant).reshape(n, -1).all(axis=1))
+    if of_classes and source.ndim == 2 and source.shape[1] > 1:
+        told = ~(np.isnan(source) | np.isnan(variant)).any(axis=1)
+        return np.asarray(told & (source.argmax(axis=1) == variant.argmax(axis=1)))
+    # A product instead of a quotient, so that zero noise needs no special case. Non-finite noise never agrees.
+    signal, noise = signal_and_noise(variant, source).T
+    return np.asarray(signal >= noise * 10 ** (min_sqnr_db / 10))

@@ -14,7 +14,8 @@ from validators.gates.agreement import judge_agreement
 from validators.gates.champion import judge_rolled_back
 from validators.gates.read_back import tolerance_of
 from validators.job.candidate_name import decode
-from validators.job.job import OF_SEVERAL_OUTPUTS, Job
+from validators.job.job import Job
+from validators.job.metric_facts import metric_facts
 from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
 from validators.records.journal import RolledBack
 from validators.records.latencies import Latency
@@ -143,7 +144,7 @@ def _sanity(name: str) -> Callable[[Measured], Verdict | None]:
         waver = tolerance_of(found.candidate) if is_on_gpu(decode(found.candidate).target) else 0.0
         if found.sanity is None:
             return None
-        boxes = found.job.metric in OF_SEVERAL_OUTPUTS
+        boxes = metric_facts(found.job.metric).kind == "boxes"
         judged = found.job.output_names or [answers.name for answers in found.sanity.baseline[:1]]
         verdicts = sanity.judge_sanity(found.sanity, waver, judged if boxes else ())
         return next(verdict for verdict in verdicts if verdict.gate == name)
@@ -192,7 +193,7 @@ def _has_fp16(job: Job, candidate: str) -> bool:
 
 
 def _has_drop(job: Job) -> bool:
-    return job.metric != "sqnr"
+    return metric_facts(job.metric).has_drop
 
 
 GATES: tuple[Gate, ...] = (

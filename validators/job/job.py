@@ -17,63 +17,13 @@ from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import Measurement
 from validators.job.job_watch import Watch
-from validators.job.library_metrics import our_metric
+from validators.job.metric_facts import ABOUT, METRICS, metric_facts, metrics_that, our_metric
 from validators.job.settings_base import FunctionName, Settings
 from validators.job.wide_candidates import wide_candidates
 from validators.processors import PORTABLE, Processor
 from validators.records.run import AbsentEngine, Inventory
 from validators.redact import holds_credentials
 from validators.targets import baselines_of, facts_of, is_on_gpu
-
-MetricName = Literal[
-    "accuracy",
-    "top5",
-    "agreement",
-    "f1_macro",
-    "f1_binary",
-    "precision_binary",
-    "recall_binary",
-    "f1_multilabel",
-    "f1_multilabel_micro",
-    "auroc",
-    "pr_auc",
-    "log_loss",
-    "ece",
-    "token_accuracy",
-    "pixel_accuracy",
-    "iou",
-    "dice",
-    "mse",
-    "rmse",
-    "mae",
-    "mape",
-    "r2",
-    "cosine",
-    "spearman",
-    "sqnr",
-    "perplexity",
-    "greedy_match",
-    "wer",
-    "cer",
-    "exact_match",
-    "bleu",
-    "rouge",
-    "recall_at_k",
-    "ndcg",
-    "mrr",
-    "map",
-    "map50",
-]
-# Metrics of a language model's logits, which are scored window by window and not kept.
-WINDOW_METRICS: frozenset[str] = frozenset({"perplexity", "greedy_match"})
-
-# Metrics that read a value as yes above `metric_threshold`, and those that need `metric_scores`.
-OF_ONE_CLASS = frozenset({"f1_binary", "precision_binary", "recall_binary"})
-THRESHOLDED = OF_ONE_CLASS | {"f1_multilabel", "f1_multilabel_micro", "pixel_accuracy", "iou", "dice"}
-OF_PROBABILITIES = frozenset({"log_loss", "ece"})
-# Metrics of a ranking, and those that read several outputs.
-OF_RANKINGS = frozenset({"recall_at_k", "ndcg", "mrr"})
-OF_SEVERAL_OUTPUTS = frozenset({"map", "map50"})
 
 
 class Budgets(Settings):
@@ -118,26 +68,11 @@ class Job(Settings):
     inputs: dict[str, InputSettings] = Field(default_factory=dict)
     """Inputs of the model that are no arrays with the samples along axis 0, by name."""
     # The function comes first: the form of Prefect's UI shows a given string as the first string type of a union.
-    metric: (
+    metric: Annotated[
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]
-        | Annotated[MetricName, Field(title="a name from the list")]
-    ) = "accuracy"
-    """For class scores: `accuracy`, `top5`, `f1_macro`, `auroc` and `pr_auc`, the average precision (both for several
-    classes the mean of one against the rest), `f1_binary`, `precision_binary` and `recall_binary` of class 1, `log_loss` in
-    nats and `ece`, the expected calibration error of 15 bins (see `metric_scores`), and without labels `agreement` with the
-    baseline's top-1 class. For several labels per sample: `f1_multilabel`, the mean over labels, and `f1_multilabel_micro`,
-    that of all decisions. For a class per token or pixel: `token_accuracy`, `pixel_accuracy`, and `iou` and `dice`, each of
-    a class over all samples, their mean over the classes that occur. For values: `mse`, `rmse`, `mae`, `mape` (a share of
-    the label), `r2`, and `spearman`, the rank correlation with the label. For embeddings: `cosine` with the label's
-    embedding, or without labels the baseline's, and `spearman` of the cosine of samples 2i and 2i + 1 with the label of
-    both; for retrieval by embeddings `recall_at_k`, `ndcg` and `mrr`, see `metric_k`. For text: `wer`, `cer`,
-    `exact_match`, `bleu` (as sacrebleu's, over 100) and `rouge` (ROUGE-L), see `text`; `perplexity` of the next token, and
-    `greedy_match`, the share of windows whose labelled tokens are what the model answers greedily. For boxes: `map`, the
-    mean average precision at overlaps of 0.5 to 0.95, and `map50`, see `output`. For any output, without labels: `sqnr`,
-    the signal-to-quantization-noise ratio in dB, which needs `gates.min_sqnr_db` and has no drop. The dotted name of a
-    metric of scikit-learn, torchmetrics or MLflow becomes ours where the values are equal, see docs/own-metric.md. Or
-    `module:function`, your own function of outputs and labels that returns one score per sample or one number for all; see
-    `code` and `metric_direction`."""
+        | Annotated[Literal[tuple(METRICS)], Field(title="a name from the list")],  # type: ignore[valid-type]  # at run time
+        Field(description=ABOUT),
+    ] = "accuracy"
     metric_direction: Literal["higher", "lower"] | None = None
     """Better direction of your own metric function: higher or lower values."""
     metric_threshold: float | None = None
@@ -232,20 +167,25 @@ class Job(Settings):
     def _is_complete(self) -> Job:
         if self.metric_is_function != (self.metric_direction is not None):
             raise ValueError("`metric_direction` must be set for a metric `module:function`, and for no other metric")
-        if self.metric_threshold is not None and self.metric not in THRESHOLDED:
-            raise ValueError(f"`metric_threshold` applies to the metrics {', '.join(sorted(THRESHOLDED))} alone")
-        if (self.metric_scores is not None) != (self.metric in OF_PROBABILITIES):
-            raise ValueError("`metric_scores` must be set for the metrics log_loss and ece, and for no other metric")
-        if self.metric_k is not None and self.metric not in OF_RANKINGS:
-            raise ValueError("`metric_k` applies to the metrics recall_at_k, ndcg and mrr alone")
-        if self.metric == "recall_at_k" and self.metric_k is None:
-            raise ValueError("the metric recall_at_k needs `metric_k`, the length of the ranking")
-        if len(self.output_names) > 1 and self.metric not in OF_SEVERAL_OUTPUTS:
-            raise ValueError(f"the metric {self.metric} reads one output: name one (map and map50 read several)")
+        facts = metric_facts(self.metric)
+        if self.metric_threshold is not None and not facts.has_threshold:
+            names = ", ".join(sorted(metrics_that(lambda one: one.has_threshold)))
+            raise ValueError(f"`metric_threshold` applies to the metrics {names} alone")
+        if (self.metric_scores is not None) != facts.has_scores:
+            names = " and ".join(metrics_that(lambda one: one.has_scores))
+            raise ValueError(f"`metric_scores` must be set for the metrics {names}, and for no other metric")
+        if self.metric_k is not None and facts.kind != "rankings":
+            *others, last = metrics_that(lambda one: one.kind == "rankings")
+            raise ValueError(f"`metric_k` applies to the metrics {', '.join(others)} and {last} alone")
+        if facts.needs_k and self.metric_k is None:
+            raise ValueError(f"the metric {self.metric} needs `metric_k`, the length of the ranking")
+        if len(self.output_names) > 1 and facts.kind != "boxes":
+            names = " and ".join(metrics_that(lambda one: one.kind == "boxes"))
+            raise ValueError(f"the metric {self.metric} reads one output: name one ({names} read several)")
         if self.gates.logged and self.step is None:
             raise ValueError("`gates.logged` bounds metrics that the job's `step` logs, but the job has no `step`")
-        if self.metric == "sqnr" and self.gates.min_sqnr_db is None:
-            raise ValueError("the metric sqnr has no drop that a gate could judge: set `gates.min_sqnr_db`")
+        if not facts.has_drop and self.gates.min_sqnr_db is None:
+            raise ValueError(f"the metric {self.metric} has no drop that a gate could judge: set `gates.min_sqnr_db`")
         return self
 
     @model_validator(mode="after")

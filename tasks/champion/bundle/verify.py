@@ -38,7 +38,10 @@ from tasks.champion.signed_evidence.envelope import (
     open_envelope,
 )
 from tasks.measure.latency.recount import recount
-from tasks.measure.metrics.kept_metric import kept_metric
+from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.metric import Metric
+from tasks.measure.metrics.text_errors import Decoder
+from tasks.measure.metrics.user_metric import user_metric
 from tasks.trials.judge_on_samples import (
     JudgedData,
     confirmed_of,
@@ -374,7 +377,7 @@ class _Verification:
             self._array(CONFIRMATION),
             slices,
             clusters=self._array(CLUSTERS) if self.record.has_clusters else None,
-            kept_metric=kept_metric(self.job),
+            kept_metric=_kept_metric(self.job),
         )
 
     def _array(self, name: str) -> np.ndarray:
@@ -456,3 +459,18 @@ def _told(verdict: Verdict) -> str:
         return "no value"
     relation = "at most" if verdict.direction == "at_most" else "at least"
     return f"{verdict.value:.6g}, {relation} {verdict.bound:.6g}"
+
+
+def _kept_metric(job: Job) -> Metric:
+    """Return a metric that gives the job's values from rows alone; of a user's function, only if a row is one score."""
+    if job.metric_is_function:
+        return user_metric(job.metric, _absent, higher_is_better=job.metric_direction == "higher", version="")
+    return named_metric(
+        job.metric, Options(job.metric_threshold, Decoder(job.text, None, ""), job.metric_scores, job.metric_k)
+    )
+
+
+def _absent(*_: object) -> np.ndarray:
+    raise ValueError(
+        "found rows of several numbers; expected one score for each sample, since the function is not here"
+    )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasks.measure.metrics import classification, values
+from tasks.measure.metrics import classification, perplexity, values
 from tasks.measure.metrics.by_task import cells, detection, generated_text, probabilities, retrieval
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, mean_of_scores, misfit
-from tasks.measure.metrics.perplexity import match_windows, perplexity, score_windows
+from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.text_errors import Decoder, error_rate
-from validators.job.job import MetricName
-from validators.samples.datasets import TensorSpec
-from validators.samples.labels import LabelSpec
 
 
 @dataclass(frozen=True)
@@ -29,44 +24,7 @@ class Options:
     k: int | None = None
 
 
-def _of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
-    """Return the figures of windows as rows; the logits of all samples are never held (see `perplexity`)."""
-    return as_rows(outputs)
-
-
-def _perplexity(rows: Rows) -> float:
-    return perplexity(rows[:, 0])
-
-
-def _windows(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    return _labelled("perplexity", output, shape, required=False)
-
-
-def _answers(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    return _labelled("greedy_match", output, shape, required=True)
-
-
-def _labelled(name: MetricName, output: TensorSpec, shape: tuple[int, ...], *, required: bool) -> LabelSpec:
-    if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
-        raise misfit(name, output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
-    # `targets_of` checks labels against the logits, and falls back to the input's tokens.
-    return LabelSpec("any", required=required)
-
-
-PERPLEXITY = Metric(
-    "perplexity",
-    _of_windows,
-    _perplexity,
-    _windows,
-    higher_is_better=False,
-    span=math.inf,
-    of_windows=score_windows,
-)
-GREEDY_MATCH = Metric(
-    "greedy_match", _of_windows, mean_of_scores, _answers, is_right_or_wrong=True, of_windows=match_windows
-)
-
-_MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
+_MAKERS: dict[str, Callable[[Options], Metric]] = {
     "accuracy": lambda _: classification.ACCURACY,
     "top5": lambda _: classification.TOP5,
     "agreement": lambda _: classification.AGREEMENT,
@@ -92,8 +50,8 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
     "cosine": lambda _: values.COSINE,
     "spearman": lambda _: values.SPEARMAN,
     "sqnr": lambda _: values.SQNR,
-    "perplexity": lambda _: PERPLEXITY,
-    "greedy_match": lambda _: GREEDY_MATCH,
+    "perplexity": lambda _: perplexity.PERPLEXITY,
+    "greedy_match": lambda _: perplexity.GREEDY_MATCH,
     "wer": lambda options: error_rate("wer", options.decoder),
     "cer": lambda options: error_rate("cer", options.decoder),
     "exact_match": lambda options: generated_text.text_score("exact_match", options.decoder),
@@ -107,6 +65,6 @@ _MAKERS: dict[MetricName, Callable[[Options], Metric]] = {
 }
 
 
-def named_metric(name: MetricName, options: Options) -> Metric:
+def named_metric(name: str, options: Options) -> Metric:
     """Return the metric with this name."""
     return _MAKERS[name](options)

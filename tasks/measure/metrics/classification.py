@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.areas import average_precisions_without, roc_areas_without
+from tasks.measure.metrics.areas import average_precisions_without, roc_areas_without
+from tasks.measure.metrics.chance import of_frequent_classes, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -20,11 +22,9 @@ from tasks.measure.metrics.metric import (
     flat,
     mean_of_scores,
     misfit,
-    of_the_set,
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, order_codes
-from validators.job.job import MetricName
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -60,9 +60,10 @@ def _unlabelled(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     return LabelSpec("any", required=False)
 
 
-ACCURACY = Metric("accuracy", _accuracy, mean_of_scores, _classes("accuracy"), is_right_or_wrong=True)
-TOP5 = Metric("top5", _top5, mean_of_scores, _classes("top5", least=6), is_right_or_wrong=True)
-AGREEMENT = Metric("agreement", _agreement, mean_of_scores, _unlabelled, is_right_or_wrong=True, reads_reference=True)
+_RIGHT = partial(Metric, value=mean_of_scores, is_right_or_wrong=True)
+ACCURACY = _RIGHT("accuracy", _accuracy, expects=_classes("accuracy"), chance=of_frequent_classes(1))
+TOP5 = _RIGHT("top5", _top5, expects=_classes("top5", least=6), chance=of_frequent_classes(5))
+AGREEMENT = _RIGHT("agreement", _agreement, expects=_unlabelled, reads_reference=True)
 
 
 # Memory grows with the highest class. Vocabularies have fewer tokens.
@@ -117,7 +118,8 @@ def _true_and_predicted(outputs: Outputs, labels: Labels | None, _: Outputs | No
     return as_rows(labels, outputs.argmax(axis=-1))
 
 
-F1_MACRO = Metric("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"), _missed, wrong=_other_class)
+_CHOSEN = partial(Metric, losses=_missed, wrong=_other_class, chance=of_permutations)
+F1_MACRO = _CHOSEN("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"))
 
 
 def _precision_positive(rows: Rows) -> float:
@@ -132,7 +134,7 @@ def _recall_positive(rows: Rows) -> float:
     return float((true[:, 1] == 1).mean()) if len(true) else 0.0
 
 
-def of_class_one(name: MetricName, threshold: float | None) -> Metric:
+def of_class_one(name: str, threshold: float | None) -> Metric:
     """Return F1, precision or recall of class 1, for two class scores, or for one value per sample (above `threshold`)."""
 
     def rows(outputs: Outputs, labels: Labels | None, reference: Outputs | None) -> Rows:
@@ -149,10 +151,10 @@ def of_class_one(name: MetricName, threshold: float | None) -> Metric:
             raise misfit(name, output, shape, needed)
         return LabelSpec("classes", classes=2)
 
-    return Metric(name, rows, _OF_CLASS_ONE[name], expects, _missed, version=str(threshold), wrong=_other_class)
+    return _CHOSEN(name, rows, _OF_CLASS_ONE[name], expects, version=str(threshold))
 
 
-_OF_CLASS_ONE: dict[MetricName, Callable[[Rows], float]] = {
+_OF_CLASS_ONE: dict[str, Callable[[Rows], float]] = {
     "f1_binary": _f1_positive,
     "precision_binary": _precision_positive,
     "recall_binary": _recall_positive,
@@ -264,23 +266,18 @@ def _ranked(metric: str) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
     return expects
 
 
-AUROC = Metric(
+_AREA = partial(Metric, rows=_label_and_order, losses=_order_lost, scope="kept", chance=of_permutations)
+AUROC = _AREA(
     "auroc",
-    _label_and_order,
-    _auroc,
-    _ranked("auroc"),
-    _order_lost,
-    scope=of_the_set,
+    value=_auroc,
+    expects=_ranked("auroc"),
     without=_without(roc_areas_without),
     wrong=_worst_order(of_others=True),
 )
-PR_AUC = Metric(
+PR_AUC = _AREA(
     "pr_auc",
-    _label_and_order,
-    _pr_auc,
-    _ranked("pr_auc"),
-    _order_lost,
-    scope=of_the_set,
+    value=_pr_auc,
+    expects=_ranked("pr_auc"),
     without=_without(average_precisions_without),
     wrong=_worst_order(of_others=False),
 )

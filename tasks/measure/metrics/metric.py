@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.sums import ratios_without
 from validators.errors import JobError
+from validators.job.metric_facts import metric_facts
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -23,23 +23,8 @@ Labels = NDArray[Any]
 # Shape (n, k). One column holds scores, whose mean is judged. Several hold figures whose value is not a mean over samples.
 Rows = NDArray[np.float64]
 Vector = NDArray[np.float64]
-# Samples that a row depends on: its own ("sample"), or all ("set"). "kept" rows also hold the outputs themselves.
+# Samples that a row depends on: its own ("sample"), or all ("set"). "kept" rows also hold the outputs, or their ranks.
 Scope = Literal["sample", "set", "kept"]
-
-
-def of_each_sample(_: Outputs, __: Labels | None) -> Scope:
-    """Return the scope "sample": the metric's rows can be computed in batches."""
-    return "sample"
-
-
-def of_all_samples(_: Outputs, __: Labels | None) -> Scope:
-    """Return the scope "set": a row depends on the outputs of all samples, but does not hold them."""
-    return "set"
-
-
-def of_the_set(_: Outputs, __: Labels | None) -> Scope:
-    """Return the scope "kept": the metric's rows are the ranks of the outputs among all samples."""
-    return "kept"
 
 
 class Wrong(NamedTuple):
@@ -63,20 +48,21 @@ class Metric:
     `expects(output, shape)` returns the labels that the metric needs, given the shape of one batch of outputs, or raises a
     JobError if the metric does not fit the output. `losses(rows)` returns how bad each row is, `(n,)`, larger is worse, for
     rows that are not scores; None if a single row is neither good nor bad. `span` is the largest drop of one score, inf
-    without a limit; with None it is 1 where all scores are from 0 to 1. `has_drop` is False for a metric that compares with
-    the baseline itself. `version` identifies everything else that decides the rows: the source of a function, a vocabulary.
-    `scope(outputs, labels)` tells, from some samples, whether rows may be computed in batches. `reads_reference` is True if
-    rows without labels need `reference`. `join(outputs, n)` makes one array `(n, ...)` from the outputs of a batch of `n`
-    samples, in the order in which the job lists them; None for a metric that reads one output. `drop_at_most(baseline rows,
-    clusters)` is for metrics whose value is biased: it returns a function of both models' rows that is at least their drop,
-    and whose estimate is not too small on average. `without(rows, group_of_row, groups)` returns the value without each group,
-    `(groups,)`, faster than `value` does one group at a time; rows of a group from `groups` on are never left out.
+    without a limit; with None it is 1 where all scores are from 0 to 1. `version` identifies everything else that decides the
+    rows: the source of a function, a vocabulary. `scope`, or `scope(outputs, labels)` from some samples, tells whether rows may
+    be computed in batches. `reads_reference` is True if rows without labels need `reference`. `join(outputs, n)` makes one
+    array `(n, ...)` from the outputs of a batch of `n` samples, in the order in which the job lists them; None for a metric
+    that reads one output. `drop_at_most(baseline rows, clusters)` is for metrics whose value is biased: it returns a function
+    of both models' rows that is at least their drop, and whose estimate is not too small on average. `without(rows,
+    group_of_row, groups)` returns the value without each group, `(groups,)`, faster than `value` does one group at a time; rows
+    of a group from `groups` on are never left out.
     `wrong(rows)` returns the rows of the same samples if every answer were wrong; None where answers have no worst.
     `moved(baseline rows, variant rows)` returns whose answers differ, `(n,)`, where losses also differ by what others answer.
     `of_windows` is for language models, whose logits of all samples are too large: it returns the row of each window, `(n,)`,
     from logits `(n, tokens, vocabulary)` and targets `(n, tokens)`, and `rows` gets these. With
     `of_answers`, the outputs are texts `(n,)` that a language model answers with so many tokens, and the labels are the texts
-    that are expected.
+    that are expected. `chance(metric, rows, labels, rng)` returns the metric of answers that ignore the input, the p-value that
+    the rows are no better, and the words for these answers (see `chance`).
     """
 
     name: str
@@ -87,9 +73,8 @@ class Metric:
     higher_is_better: bool = True
     is_right_or_wrong: bool = False
     span: float | None = None
-    has_drop: bool = True
     version: str = ""
-    scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample
+    scope: Scope | Callable[[Outputs, Labels | None], Scope] = "sample"
     reads_reference: bool = False
     join: Callable[[Sequence[NDArray[Any]], int], Outputs] | None = None
     drop_at_most: Callable[[Rows, Clusters | None], Callable[[Rows, Rows], float]] | None = None
@@ -98,6 +83,12 @@ class Metric:
     wrong: Callable[[Rows], Wrong] | None = None
     moved: Callable[[Rows, Rows], NDArray[np.bool_]] | None = None
     of_answers: int = 0
+    chance: Callable[[Metric, Rows, Labels, np.random.Generator], tuple[float, float, str]] | None = None
+
+    @property
+    def has_drop(self) -> bool:
+        """False for a metric that compares with the baseline itself."""
+        return metric_facts(self.name).has_drop
 
     def joined(self, outputs: Sequence[NDArray[Any]], n: int) -> Outputs:
         """Return the array that `rows` reads, from the named outputs of a batch of `n` samples."""
@@ -140,6 +131,26 @@ def mean_of_ratios(rows: Rows) -> float:
     return float((above[counted] / below[counted]).mean()) if counted.any() else math.nan
 
 
+def ratios_without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+    """Return the mean over columns of the ratio of sums (`mean_of_ratios`) without each group, `(groups,)`.
+
+    `rows` are numerators, then denominators, `(n, 2 k)`. Sums of whole numbers are exact. NaN where no column counts.
+
+    >>> ratios_without(np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]), np.array([0, 0, 1]), 2)
+    array([0.5       , 0.66666667])
+    """
+    order = np.argsort(group_of_row, kind="stable")
+    present, starts = np.unique(group_of_row[order], return_index=True)
+    is_left_out = present < groups
+    sums = np.zeros((groups, rows.shape[1]))
+    sums[present[is_left_out]] = np.add.reduceat(rows[order], starts, axis=0)[is_left_out]
+    above, below = np.split(rows.sum(axis=0) - sums, 2, axis=1)
+    counted = below != 0
+    ratios = np.where(counted, above / np.where(counted, below, 1.0), 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(ratios.sum(axis=1) / counted.sum(axis=1), np.float64)
+
+
 def _without_success(rows: Rows) -> Wrong:
     """Return rows of numerators, then denominators, `(n, 2 k)`, whose numerators are 0: nothing is right or found.
 
@@ -158,20 +169,11 @@ def ratio_of_sums(
     losses: Callable[[Rows], Vector],
     *,
     version: str,
-    scope: Callable[[Outputs, Labels | None], Scope] = of_each_sample,
+    **facts: Any,
 ) -> Metric:
     """Return the metric `mean_of_ratios` of rows of numerators, then denominators, `(n, 2 k)`; nothing right gives 0."""
-    return Metric(
-        name,
-        rows,
-        mean_of_ratios,
-        expects,
-        losses,
-        version=version,
-        scope=scope,
-        without=ratios_without,
-        wrong=_without_success,
-    )
+    facts |= {"version": version, "without": ratios_without, "wrong": _without_success}
+    return Metric(name, rows, mean_of_ratios, expects, losses, **facts)
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, mean_of_scores, misfit
 from validators.errors import DataError
 from validators.samples.datasets import Arrays, Samples, TensorSpec
-from validators.samples.labels import IGNORED
+from validators.samples.labels import IGNORED, LabelSpec
 
 # Windows per batch: the float32 logits of 512 tokens of a vocabulary of 49,152 take 100 MB.
 WINDOWS_AT_ONCE = 1
@@ -141,3 +143,37 @@ def _check_targets(targets: Targets, vocabulary: int, where: str) -> None:
             expected="at least one token to predict in each window",
             fix="remove those windows",
         )
+
+
+def _of_windows(outputs: Outputs, _: Labels | None, __: Outputs | None) -> Rows:
+    """Return the figures of windows as rows; the logits of all samples are never held."""
+    return as_rows(outputs)
+
+
+def _expects(name: str, *, required: bool) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if len(shape) != 3 or shape[1] < 2 or shape[2] < 2:
+            raise misfit(name, output, shape, "logits of shape (samples, tokens, vocabulary), 2 tokens or more")
+        # `targets_of` checks labels against the logits, and falls back to the input's tokens.
+        return LabelSpec("any", required=required)
+
+    return expects
+
+
+PERPLEXITY = Metric(
+    "perplexity",
+    _of_windows,
+    lambda rows: perplexity(rows[:, 0]),
+    _expects("perplexity", required=False),
+    higher_is_better=False,
+    span=math.inf,
+    of_windows=score_windows,
+)
+GREEDY_MATCH = Metric(
+    "greedy_match",
+    _of_windows,
+    mean_of_scores,
+    _expects("greedy_match", required=True),
+    is_right_or_wrong=True,
+    of_windows=match_windows,
+)

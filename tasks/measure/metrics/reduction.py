@@ -113,7 +113,9 @@ def reduce_outputs(
 
     # Text is gathered in memory: a mapped array would cut later samples to the length of the first.
     is_small = total <= GATHERED_BYTES or first.dtype.kind == "U"
-    scope = "set" if is_small else metric.scope(first, labels[: len(first)] if labels is not None else None)
+    scope = "set" if is_small else metric.scope
+    if callable(scope):
+        scope = scope(first, labels[: len(first)] if labels is not None else None)
     if scope == "kept":
         check(_need_of(first.reshape(len(first), -1).astype(np.float64), n, beside=total))
     elif scope == "set" and not is_small:

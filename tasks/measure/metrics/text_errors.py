@@ -12,8 +12,7 @@ import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.sums import ratios_without
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit, ratios_without
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
 from validators.job.job_data import TextDecoding

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.chance import of_constant, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -18,7 +22,6 @@ from tasks.measure.metrics.metric import (
     flat,
     mean_of_scores,
     misfit,
-    of_the_set,
     values_a_sample,
 )
 from tasks.measure.metrics.ranks import midranks, moved_rows, order_codes
@@ -26,32 +29,24 @@ from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
 
-def _targets(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    return LabelSpec("numbers", size=values_a_sample(shape))
+def _numbers(**rules: Any) -> Callable[[TensorSpec, tuple[int, ...]], LabelSpec]:
+    return lambda _, shape: LabelSpec("numbers", size=values_a_sample(shape), **rules)
 
 
-def _squared(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-    assert labels is not None
-    return as_rows(((flat(outputs) - flat(labels)) ** 2).mean(axis=1))
+def _mean_of(loss: Callable[[Rows, Rows], Rows]) -> Callable[[Outputs, Labels | None, Outputs | None], Rows]:
+    """Return the rows of a loss of errors and labels, averaged over components."""
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        assert labels is not None
+        return as_rows(loss(flat(outputs) - flat(labels), flat(labels)).mean(axis=1))
+
+    return rows
 
 
-def _absolute(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-    assert labels is not None
-    return as_rows(np.abs(flat(outputs) - flat(labels)).mean(axis=1))
-
-
-def _relative(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-    assert labels is not None
-    return as_rows(np.abs((flat(outputs) - flat(labels)) / flat(labels)).mean(axis=1))
-
-
-def _no_zeros(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    return LabelSpec("numbers", size=values_a_sample(shape), without_zeros=True)
-
-
-MSE = Metric("mse", _squared, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
-MAE = Metric("mae", _absolute, mean_of_scores, _targets, higher_is_better=False, span=math.inf)
-MAPE = Metric("mape", _relative, mean_of_scores, _no_zeros, higher_is_better=False, span=math.inf)
+_LOSS = partial(Metric, value=mean_of_scores, higher_is_better=False, span=math.inf)
+MSE = _LOSS("mse", _mean_of(lambda errors, _: errors**2), expects=_numbers(), chance=of_constant(np.mean))
+MAE = _LOSS("mae", _mean_of(lambda errors, _: np.abs(errors)), expects=_numbers(), chance=of_constant(np.median))
+MAPE = _LOSS("mape", _mean_of(lambda errors, labels: np.abs(errors / labels)), expects=_numbers(without_zeros=True))
 
 
 def _target_and_error(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
@@ -75,17 +70,21 @@ def _squared_error(rows: Rows) -> Vector:
     return np.asarray((np.split(rows, 2, axis=1)[1] ** 2).sum(axis=1), np.float64)
 
 
-def _varied_targets(_: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-    return LabelSpec("numbers", size=values_a_sample(shape), distinct=2)
-
-
 def _root_mean_squared(rows: Rows) -> float:
     """Return the root of the mean squared error, averaged over components, as scikit-learn's `root_mean_squared_error`."""
     return float(np.sqrt((np.split(rows, 2, axis=1)[1] ** 2).mean(axis=0)).mean())
 
 
-RMSE = Metric("rmse", _target_and_error, _root_mean_squared, _targets, _squared_error, higher_is_better=False)
-R2 = Metric("r2", _target_and_error, _r2, _varied_targets, _squared_error)
+def _relative_squares(rows: Rows) -> Vector:
+    """Return the squared errors over the variance of the targets, averaged over the components that vary."""
+    targets, errors = np.split(rows, 2, axis=1)
+    spread = targets.var(axis=0)
+    return np.asarray((errors[:, spread > 0] ** 2 / spread[spread > 0]).mean(axis=1), np.float64)
+
+
+_ERRORS = partial(Metric, rows=_target_and_error, losses=_squared_error, expects=_numbers())
+RMSE = _ERRORS("rmse", value=_root_mean_squared, higher_is_better=False, chance=of_constant(np.mean, _squared_error))
+R2 = _ERRORS("r2", value=_r2, expects=_numbers(distinct=2), chance=of_constant(np.mean, _relative_squares))
 
 
 def cosines(first: Rows, second: Rows) -> Vector:
@@ -161,9 +160,10 @@ SPEARMAN = Metric(
     _spearman,
     _scores_or_pairs,
     _rank_error,
-    scope=of_the_set,
+    scope="kept",
     wrong=_opposite_end,
     moved=_left_order,
+    chance=of_permutations,
 )
 
 
@@ -215,4 +215,4 @@ def has_noise(output: TensorSpec) -> bool:
     return output.dtype.startswith("float")
 
 
-SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, has_drop=False, reads_reference=True)
+SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, reads_reference=True)

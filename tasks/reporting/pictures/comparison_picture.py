@@ -10,6 +10,7 @@ from tasks.reporting import formats
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale, drop_ticks, ratio_ticks
 from tasks.reporting.pictures.vega import Spec
+from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Estimate
 
 NAMES_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 300, 360, 34
@@ -42,7 +43,7 @@ def compare_spec(runs: Sequence[Ends], metric: str | None) -> Spec | None:
         ends = [0.0, *(scale * end for _, drop, scale in drops for end in (_low(drop), _high(drop)))]
         room = 0.05 * (max(ends) - min(ends) or 1.0)
         low, high = min(ends) - room, max(ends) + room
-        unit = " pt" if metric in formats.POINT_METRICS else ""
+        unit = " pt" if metric_facts(metric).is_share else ""
         x = Scale("linear", low, high, PANEL_WIDTH, tuple(drop_ticks(low, high, high)))
         words = {tick: f"{tick:+g}{unit}" if tick else "0" for tick in x.ticks}
         panels.append(_panel(runs, drops, x, words, f"drop of {metric} (worse →)", 0.0, named=False))

@@ -12,6 +12,7 @@ from tasks.reporting.pictures.labels import Box, place
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale, drop_ticks, ratio_ticks
 from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Estimate
 
 HEIGHT = 460
@@ -79,7 +80,7 @@ def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
         *(_marker(point, front, metric) for point in sorted(shown, key=lambda point: point.kind == "chosen")),
         *_labels(shown, gates, x, y),
     ]
-    unit = " pt" if metric in formats.POINT_METRICS else ""
+    unit = " pt" if metric_facts(metric).is_share else ""
     beyond = f", logarithmic beyond {y.constant:+g}{unit}" if y.kind == "symlog" else ""
     axes = {
         "x": {

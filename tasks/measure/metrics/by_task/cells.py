@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.chance import of_frequent_cells
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit, ratio_of_sums
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
@@ -26,7 +29,7 @@ def _expects_tokens(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     raise misfit("token_accuracy", output, shape, expected)
 
 
-def _expected_maps(metric: str, output: TensorSpec, shape: tuple[int, ...], threshold: float | None) -> LabelSpec:
+def _expected_maps(metric: str, threshold: float | None, output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     """Return the label shapes that fit the output: one map per position that the class axis may have.
 
     The labels decide between them (see `_predicted`), so equal shapes would be ambiguous.
@@ -73,12 +76,8 @@ def cell_accuracy(name: str, threshold: float | None) -> Metric:
         axes = tuple(range(1, labels.ndim))
         return as_rows(((found == labels) & counted).sum(axis=axes), counted.sum(axis=axes))
 
-    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-        if name == "token_accuracy":
-            return _expects_tokens(output, shape)
-        return _expected_maps(name, output, shape, threshold)
-
-    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold))
+    expects = _expects_tokens if name == "token_accuracy" else partial(_expected_maps, name, threshold)
+    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold), chance=of_frequent_cells)
 
 
 def _wrong(rows: Rows) -> Vector:
@@ -98,9 +97,7 @@ def overlap(name: str, threshold: float | None) -> Metric:
         both, either = _overlaps(*_predicted(outputs, labels, threshold), labels)
         return as_rows(both, either) if name == "iou" else as_rows(2 * both, both + either)
 
-    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-        return _expected_maps(name, output, shape, threshold)
-
+    expects = partial(_expected_maps, name, threshold)
     return ratio_of_sums(name, rows, expects, _missed_cells, version=str(threshold))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.left_out.boxes import RECALLS, average_precision_without
+from tasks.measure.metrics.areas import Groups, counts_up_to, group_slices
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
@@ -20,6 +21,7 @@ COLUMNS, PADDING = 6, -1.0
 # Detections kept per sample, best first, if the model does not fix their number; and of one class, as in pycocotools.
 MOST, MOST_OF_CLASS = 300, 100
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0.0, 1.0, 101)
 
 Boxes = NDArray[np.float64]
 
@@ -37,12 +39,7 @@ def mean_average_precision(name: Literal["map", "map50"]) -> Metric:
         assert labels is not None
         return np.stack([_row(found, true) for found, true in zip(outputs, labels, strict=True)])
 
-    def value(rows: Rows) -> float:
-        return _value(rows, levels)
-
-    def without(rows: Rows, group_of_row: NDArray[np.intp], groups: int) -> Vector:
-        return _without(rows, levels, group_of_row, groups)
-
+    value, without = partial(_value, levels=levels), partial(_without, levels=levels)
     return Metric(name, rows, value, _expects, _missed, join=join_detections, without=without, wrong=_nothing_found)
 
 
@@ -207,13 +204,13 @@ def _value(rows: Rows, levels: int) -> float:
     return float(np.mean(found)) if found else float("nan")
 
 
-def _without(rows: Rows, levels: int, group_of_row: NDArray[np.intp], groups: int) -> Vector:
+def _without(rows: Rows, group_of_row: NDArray[np.intp], groups: int, *, levels: int) -> Vector:
     """Return `_value` without each group of rows."""
     found = []
     for one in _by_class(rows):
         left_out = np.bincount(group_of_row, one.true, minlength=groups)[:groups].astype(np.int64)
         group, true = group_of_row[one.row], int(one.true.sum()) - left_out
-        found += [average_precision_without((one.bits >> level) & 1 == 1, group, true) for level in range(levels)]
+        found += [_average_precision_without((one.bits >> level) & 1 == 1, group, true) for level in range(levels)]
     counted = ~np.isnan(found)
     return np.asarray(np.where(counted, found, 0.0).sum(axis=0) / counted.sum(axis=0), np.float64)
 
@@ -229,3 +226,53 @@ def _average_precision(right: NDArray[np.intp], true: int) -> float:
     recall = hits / true
     places = [np.searchsorted(of_level, RECALLS) for of_level in recall]
     return float(np.mean([one[place] for one, place in zip(best_after, places, strict=True)]))
+
+
+def _average_precision_without(
+    right: NDArray[np.bool_], group_of_detection: Groups, true_without: NDArray[np.int64]
+) -> Vector:
+    """Return the interpolated precision at 101 recalls without each group, `(groups,)`; NaN without true boxes.
+
+    `right` `(m,)` tells which detections, best first, match a true box. `group_of_detection` `(m,)` is the group of their
+    samples, and `true_without` `(groups,)` the number of true boxes without each group.
+
+    Only right detections are looked at: precision falls at all others. A right detection of the left-out group stays in the
+    list with a precision of 0, so that the best precision from there on is that of the next one.
+    """
+    groups, places = len(true_without), np.flatnonzero(right)
+    own, width = group_of_detection[places], len(places)
+    # The first right detection at or after each detection.
+    following = np.searchsorted(places, np.arange(len(right)))
+    found = np.empty(groups)
+    for chosen in group_slices(groups, width):
+        part = slice(chosen.start, chosen.stop)
+        hits = np.arange(1, width + 1) - counts_up_to(np.arange(width), own, chosen, width)
+        taken = places + 1 - counts_up_to(following, group_of_detection, chosen, width)
+        precision = hits / (taken + np.spacing(1))
+        ours = (own >= chosen.start) & (own < chosen.stop)
+        precision[own[ours] - chosen.start, np.flatnonzero(ours)] = 0.0
+        found[part] = _mean_precision(precision, hits, true_without[part])
+    return np.where(true_without > 0, found, np.nan)
+
+
+def _mean_precision(precision: NDArray[np.float64], hits: NDArray[np.int64], true: NDArray[np.int64]) -> Vector:
+    """Return the mean of the best precisions at or after each recall; rows are groups, columns right detections."""
+    groups, width = precision.shape
+    best_after = np.zeros((groups, width + 1))
+    best_after[:, :-1] = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    # One search for all groups: those of a group lie between its number times `width + 1` and the next group's.
+    offsets = np.arange(groups)[:, None] * (width + 1)
+    needed = np.minimum(np.stack([_hits_needed(int(one)) for one in true]), width + 1)
+    first = np.searchsorted((hits + offsets).ravel(), (needed + offsets).ravel()).reshape(groups, len(RECALLS))
+    columns = np.minimum(first - np.arange(groups)[:, None] * width, width)
+    return np.asarray(np.take_along_axis(best_after, columns, axis=1).mean(axis=1), np.float64)
+
+
+@lru_cache(maxsize=1024)
+def _hits_needed(true: int) -> NDArray[np.int64]:
+    """Return the least number of right detections, 1 or more, that reaches each recall of so many true boxes.
+
+    >>> _hits_needed(2)[[0, 50, 51, 100]]
+    array([1, 1, 2, 2])
+    """
+    return np.maximum(np.searchsorted(np.arange(true + 1) / max(true, 1), RECALLS), 1)

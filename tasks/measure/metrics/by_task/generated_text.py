@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib import metadata
 from typing import Literal
 
 import numpy as np
 from rapidfuzz.distance import LCSseq
 
+from tasks.measure.metrics.chance import of_frequent_classes
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, mean_of_scores
 from tasks.measure.metrics.text_errors import Decoder, check_text_output, texts_of
 from validators.errors import JobError
@@ -33,8 +35,8 @@ def text_score(name: TextName, decoder: Decoder) -> Metric:
     def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
         return _expected_text(name, output, shape, decoder)
 
-    is_match = name == "exact_match"
-    return Metric(name, rows, mean_of_scores, expects, is_right_or_wrong=is_match, version=decoder.digest)
+    score = Metric(name, rows, mean_of_scores, expects, version=decoder.digest)
+    return replace(score, is_right_or_wrong=True, chance=of_frequent_classes(1)) if name == "exact_match" else score
 
 
 def rouge_l(said: str, meant: str) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, log_softmax, softmax
 
+from tasks.measure.metrics.chance import of_shares
 from tasks.measure.metrics.metric import (
     Labels,
     Metric,
@@ -58,6 +59,7 @@ def log_loss(scores: Scores | None) -> Metric:
         higher_is_better=False,
         span=math.inf,
         version=str(scores),
+        chance=of_shares,
     )
 
 

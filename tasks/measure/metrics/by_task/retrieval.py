@@ -8,18 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.metric import (
-    Labels,
-    Metric,
-    Outputs,
-    Rows,
-    Vector,
-    as_rows,
-    flat,
-    misfit,
-    of_all_samples,
-    ratio_of_sums,
-)
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, flat, misfit, ratio_of_sums
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -77,7 +66,7 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
             raise misfit(name, output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
         return LabelSpec("groups")
 
-    return ratio_of_sums(name, rows, expects, _lost, version=str(k), scope=of_all_samples)
+    return ratio_of_sums(name, rows, expects, _lost, version=str(k), scope="set")
 
 
 def _lost(rows: Rows) -> Vector:

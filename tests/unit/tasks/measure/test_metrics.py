@@ -22,7 +22,6 @@ from tasks.measure.metrics.ranks import midranks, order_codes
 from tasks.measure.metrics.text_errors import make_decoder
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import JobError
-from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 
@@ -33,11 +32,11 @@ SEVEN = np.array([[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1], [0, 9, 8, 7, 6, 
 VECTORS = np.array([[3.0, 4.0], [5.0, 12.0], [0.0, 0.0]])
 
 
-def metric_of(name: MetricName, threshold: float | None = None) -> Metric:
+def metric_of(name: str, threshold: float | None = None) -> Metric:
     return named_metric(name, Options(threshold, make_decoder(TextDecoding())))
 
 
-TABLE: list[tuple[MetricName, Any, Any, Any, list[float]]] = [
+TABLE: list[tuple[str, Any, Any, Any, list[float]]] = [
     ("accuracy", SCORES, np.array([1, 0, 0, 0]), None, [1, 1, 0, 1]),
     ("accuracy", SCORES.astype(np.float16), np.array([2, 2, 2, 2], np.uint8), None, [0, 0, 1, 0]),
     ("top5", SEVEN, np.array([1, 4, 5]), None, [0, 1, 1]),
@@ -58,7 +57,7 @@ TABLE: list[tuple[MetricName, Any, Any, Any, list[float]]] = [
 
 
 @pytest.mark.parametrize(("name", "outputs", "labels", "baseline", "expected"), TABLE)
-def test_scores_of_a_table(name: MetricName, outputs: Any, labels: Any, baseline: Any, expected: list[float]) -> None:
+def test_scores_of_a_table(name: str, outputs: Any, labels: Any, baseline: Any, expected: list[float]) -> None:
     """One float64 a sample, in order, as rows of one column; their mean is the metric (exp of it for perplexity)."""
     metric = metric_of(name)
     rows = metric.rows(outputs, labels, baseline)
@@ -103,7 +102,7 @@ def positives(outputs: NDArray[Any]) -> NDArray[Any]:
 
 Oracle = Callable[[NDArray[Any], NDArray[Any]], float]
 # Metric, shape of a sample's output, kind of label, and the library's value of the same outputs and labels.
-LIBRARY: dict[str, tuple[MetricName, tuple[int, ...], str, Oracle]] = {
+LIBRARY: dict[str, tuple[str, tuple[int, ...], str, Oracle]] = {
     "f1_macro": ("f1_macro", (5,), "class", lambda o, y: sk.f1_score(y, o.argmax(1), average="macro", zero_division=0)),
     "f1 of two classes": ("f1_binary", (2,), "binary", lambda o, y: sk.f1_score(y, positives(o), zero_division=0)),
     "f1 of a logit": ("f1_binary", (1,), "binary", lambda o, y: sk.f1_score(y, positives(o), zero_division=0)),
@@ -188,7 +187,7 @@ def test_midranks_are_scipys(values: list[int], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", ["auroc", "spearman", "r2", "rmse", "sqnr"])
-def test_scores_that_are_not_finite_have_no_value(name: MetricName) -> None:
+def test_scores_that_are_not_finite_have_no_value(name: str) -> None:
     """One NaN among the outputs is enough: no gate lets NaN pass."""
     outputs, labels = np.linspace(0, 1, 8), np.arange(8) % 2
     broken = np.where(np.arange(8) == 3, np.nan, outputs)
@@ -239,9 +238,7 @@ LOGITS = TensorSpec("logits", "float32", ("batch", None))
         ("perplexity", (1, 16, 50), "any", {"required": False}),
     ],
 )
-def test_what_labels_a_metric_takes(
-    name: MetricName, shape: tuple[int, ...], kind: str, figures: dict[str, Any]
-) -> None:
+def test_what_labels_a_metric_takes(name: str, shape: tuple[int, ...], kind: str, figures: dict[str, Any]) -> None:
     spec = metric_of(name, threshold=0.5).expects(LOGITS, shape)
     assert spec.kind == kind and {key: getattr(spec, key) for key in figures} == figures
 
@@ -267,7 +264,7 @@ def test_what_labels_a_metric_takes(
         ("wer", (8, 50, 4, 4), "token ids (samples, tokens)"),
     ],
 )
-def test_a_metric_that_does_not_fit_the_output_is_refused(name: MetricName, shape: tuple[int, ...], words: str) -> None:
+def test_a_metric_that_does_not_fit_the_output_is_refused(name: str, shape: tuple[int, ...], words: str) -> None:
     """The metric, the output and its shape are named, with what would fit."""
     with pytest.raises(JobError) as caught:
         metric_of(name).expects(LOGITS, shape)

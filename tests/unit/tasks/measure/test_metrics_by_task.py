@@ -25,7 +25,6 @@ from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.text_errors import make_decoder
 from validators.errors import DataError, JobError
-from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import check_labels
@@ -36,7 +35,7 @@ CASES, EQUAL = 100, 1e-9
 N = 24
 
 
-def metric_of(name: MetricName, threshold: float | None = None, **options: Any) -> Metric:
+def metric_of(name: str, threshold: float | None = None, **options: Any) -> Metric:
     return named_metric(name, Options(threshold, make_decoder(TextDecoding()), **options))
 
 
@@ -243,7 +242,7 @@ def exactly(value: torch.Tensor) -> float:
 
 
 # Cosines are raised above 0: torchmetrics takes a negative score for a document that was not retrieved.
-RANKED: dict[str, tuple[MetricName, int | None, Callable[[Array, Array], float]]] = {
+RANKED: dict[str, tuple[str, int | None, Callable[[Array, Array], float]]] = {
     "recall_at_k": (
         "recall_at_k",
         3,
@@ -354,7 +353,7 @@ def test_class_indices_are_read_as_scores_are() -> None:
     """A model that takes the best class itself has the same value as its scores."""
     rng = np.random.default_rng(1)
     scores, labels = rng.normal(size=(N, 4, 5, 6)), cells((5, 6), 4)(rng)
-    names: tuple[MetricName, ...] = ("pixel_accuracy", "iou", "dice")
+    names: tuple[str, ...] = ("pixel_accuracy", "iou", "dice")
     for name in names:
         metric = metric_of(name)
         values = [metric.value(metric.rows(one, labels, None)) for one in (scores, scores.argmax(1).astype(np.uint8))]
@@ -387,7 +386,7 @@ FLOATS = "float32"
     ],
 )
 def test_an_output_that_does_not_fit_is_refused(
-    name: MetricName, dtype: str, shape: tuple[int, ...], options: dict[str, Any], words: str
+    name: str, dtype: str, shape: tuple[int, ...], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(JobError) as caught:
         metric_of(name, **options).expects(TensorSpec("y", dtype, ("n", *shape[1:])), shape)
@@ -414,9 +413,7 @@ MAP, IDS = (8, 4, 5, 6), np.arange(8)
         ("mrr", (8, 4), IDS / 2, "one integer or text per sample"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(
-    name: MetricName, shape: tuple[int, ...], labels: Array, words: str
-) -> None:
+def test_labels_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], labels: Array, words: str) -> None:
     spec = metric_of(name, 0.0).expects(TensorSpec("y", FLOATS, ("n", *shape[1:])), shape)
     if words.startswith("integers of shape (8, 5, 6)"):
         spec = metric_of(name).expects(TensorSpec("y", FLOATS, ("n", *shape[1:])), shape)

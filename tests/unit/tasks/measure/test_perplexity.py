@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy.special import log_softmax
 
 from tasks.measure.inventory import take_inventory
-from tasks.measure.metrics.catalog import GREEDY_MATCH, PERPLEXITY
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.perplexity import (
+    GREEDY_MATCH,
+    PERPLEXITY,
     WINDOWS_AT_ONCE,
     match_windows,
     perplexity,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ from tasks.measure.metrics.text_errors import make_decoder
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import CandidateRefused
-from validators.job.job import MetricName
 from validators.job.job_data import TextDecoding
+from validators.job.metric_facts import METRICS
 
 N = 46
 RNG = np.random.default_rng(5)
@@ -35,12 +35,12 @@ BOXES = np.dstack(
 Array = NDArray[Any]
 
 
-def metric_of(name: MetricName) -> Metric:
+def metric_of(name: str) -> Metric:
     return named_metric(name, Options(0.0, make_decoder(TextDecoding()), scores="logits", k=3))
 
 
 # Outputs, labels and the baseline's outputs of each metric.
-CASES: dict[MetricName, tuple[Array, Array | None, Array | None]] = {
+CASES: dict[str, tuple[Array, Array | None, Array | None]] = {
     "accuracy": (SCORES, CLASSES, None),
     "top5": (SCORES, CLASSES, None),
     "agreement": (SCORES, None, NEAR),
@@ -87,13 +87,13 @@ def batches(array: Array, size: int) -> Iterator[Array]:
 
 
 def test_every_metric_has_a_case() -> None:
-    assert set(CASES) == set(get_args(MetricName))
+    assert set(CASES) == set(METRICS)
 
 
 @pytest.mark.parametrize("size", [1, 7, N])
 @pytest.mark.parametrize("name", CASES)
 def test_batches_give_the_rows_of_all_at_once(
-    name: MetricName, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces, gathered in memory and mapped from a file."""
     outputs, labels, baseline = CASES[name]
@@ -180,7 +180,7 @@ def test_small_outputs_are_given_to_a_function_in_one_call(tmp_path: Path) -> No
     ],
 )
 def test_the_need_is_known_after_the_first_batch(
-    metric: MetricName, scope_disk: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: str, scope_disk: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows in memory four times and on disk once; beside the ranks of all samples lie their outputs."""
     monkeypatch.setattr(reduction, "GATHERED_BYTES", 0)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from tasks.measure.metrics.drops import count_flips, estimate_drop
-from tasks.measure.metrics.folding import fold, unfold
 from tasks.measure.metrics.metric import Metric, are_scores
-from tasks.measure.metrics.user_metric import Function, user_metric
+from tasks.measure.metrics.user_metric import Function, fold, unfold, user_metric
 from validators.errors import JobError
 
 

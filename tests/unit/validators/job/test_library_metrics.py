@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.text_errors import make_decoder
 from validators.errors import JobError
-from validators.job.job import THRESHOLDED, MetricName
 from validators.job.job_data import TextDecoding
-from validators.job.library_metrics import LIBRARY_METRICS, our_metric
+from validators.job.metric_facts import LIBRARY_METRICS, METRICS, our_metric
 from validators.job.read_job import parse_job
 
 Array = NDArray[Any]
@@ -105,9 +104,9 @@ def library_value(name: str, outputs: Array, labels: Array) -> float:
 
 
 def our_value(name: str, outputs: Array, labels: Array) -> float:
-    ours = cast(MetricName, our_metric(name))
+    ours = our_metric(name)
     options = Options(
-        0.5 if ours in THRESHOLDED else None,
+        0.5 if METRICS[ours].has_threshold else None,
         make_decoder(TextDecoding()),
         scores="probabilities" if ours in ("ece", "log_loss") else None,
     )
