@@ -101,7 +101,9 @@ def test_a_mark_tells_its_figures_and_a_name_opens_its_gates(chromium: Browser, 
         view.tab.locator("h1").hover()
         assert view.tab.locator(".tip").count() == 0
         view.tab.get_by_role("link", name=CHOSEN).click()
-        assert view.tab.locator("details[open] summary code").all_inner_texts() == [CHOSEN]
+        opened = view.tab.locator("details[open] summary code")
+        opened.first.wait_for()  # the page opens it after the jump
+        assert opened.all_inner_texts() == [CHOSEN]
 
 
 def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, pages: dict[str, Path]) -> None:
