@@ -54,8 +54,8 @@ class TargetFacts:
     too; `compiles`: its files are code for the instructions of one processor. `classes` maps classes of devices that the engine
     belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models, and `beside`
     those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face
-    Hub's name of its library, and what tells its kernels. `unserved` says what its versions are where Triton has no backend for
-    them.
+    Hub's name of its library, and what tells its kernels. `document` names a module with what a version's README says of it
+    (`tasks.serving.example`). `unserved` says what its versions are where Triton has no backend for them.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -87,6 +87,7 @@ class TargetFacts:
     hub_library: str = "onnx"
     coverage_source: str = "the runtime's profile"
     unserved: str = ""
+    document: str = ""
     session: str = ""
     coverage: str = ""
     shipped: str = "tasks.runtimes.shipped"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
+from validators.deadline import check_deadline
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 from validators.targets import facts_of_provider
@@ -56,6 +57,39 @@ class Runner(Protocol):
         Raises:
             CandidateRefused: `invalid`: the batch does not fit the model, or the device; also of each call.
         """
+
+
+class ModelRunner:
+    """A model of an engine's shipped module, with outputs by name; in a block of `failures`, its errors become refusals."""
+
+    def __init__(
+        self,
+        model: Any,
+        inputs: Iterable[TensorSpec],
+        outputs: Iterable[TensorSpec],
+        failures: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.model = model
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._failures = failures
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """See `Runner.run`."""
+        check_deadline()
+        names = [spec.name for spec in self.outputs]
+        with self._failures():
+            return list(self.model.run(batch, [names.index(name) for name in outputs]))
+
+    def bound(self, batch: Arrays) -> Callable[[], None]:
+        """See `Runner.bound`."""
+        with self._failures():
+            request = self.model.bound(batch)
+
+        def call() -> None:
+            with self._failures():
+                request()
+
+        return call
 
 
 class SessionRunner:

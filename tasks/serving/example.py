@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from tasks.serving.openvino import openvino_options
-from validators.target_facts import (
-    CUDA_PROVIDER,
-    GENAI,
-    INDUCTOR_CUDA,
-    INDUCTORS,
-    OPENVINO,
-    OPENVINO_DECODER,
-)
+from validators.targets import facts_of_provider
 
 # Folder of the artifact's files, beside the README.
 FOLDER = "variant"
+
+
+@dataclass(frozen=True)
+class ExampleProgram:
+    """The lines of a program that opens a version, and the expressions for its outputs' names and for its answer to `feed`.
+
+    One without an answer is whole: it asks the model itself.
+    """
+
+    lines: list[str]
+    names: str = "[one.name for one in session.get_outputs()]"
+    answered: str = "session.run(names, feed)"
 
 
 def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -26,32 +32,22 @@ def example(manifest: Mapping[str, Any], request: Mapping[str, tuple[int, ...]])
     """
     needed = manifest.get("saturates_without")
     checked = _sums(needed) if needed else []
-    if manifest["session"]["provider"] == GENAI:
-        return [*checked, *_genai(manifest)]
-    if manifest["session"]["provider"] == OPENVINO_DECODER:
-        return [*checked, *_openvino_decoder(manifest)]
-    get_names = "[one.name for one in session.get_outputs()]"
-    answered = "session.run(names, feed)"
-    if manifest["engine"]:
-        opened, get_names, answered = _engine(), "[one.name for one in session.outputs]", "session.run(feed, names)"
-    elif manifest["session"]["provider"] == OPENVINO:
-        opened, get_names, answered = _openvino(manifest), repr(manifest["outputs"]), "session(feed).values()"
-    elif manifest["session"]["provider"] in INDUCTORS:
-        opened, get_names, answered = _inductor(manifest), repr(manifest["outputs"]), "run(feed)"
-    else:
-        opened = _session(manifest)
+    document = facts_of_provider(manifest["session"]["provider"]).document
+    opened = import_module(document).program(manifest) if document else ExampleProgram(_session(manifest))
+    if not opened.answered:
+        return [*checked, *opened.lines]
     feed = [
         f"    {name!r}: np.zeros({shape!r}, dtype={manifest['inputs'][name]!r}),  # your samples, along axis 0"
         for name, shape in request.items()
     ]
     return [
         *checked,
-        *opened,
+        *opened.lines,
         "feed = {",
         *feed,
         "}",
-        f"names = {get_names}",
-        f"outputs = dict(zip(names, {answered}))",
+        f"names = {opened.names}",
+        f"outputs = dict(zip(names, {opened.answered}))",
         "for name, array in outputs.items():",
         "    print(name, array.dtype, array.shape)",
     ]
@@ -88,7 +84,7 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
         *(f"options.register_custom_ops_library({_library(library)})" for library in manifest["libraries"]),
     ]
     requested: Any = provider
-    if provider == CUDA_PROVIDER:
+    if facts_of_provider(provider).on_gpu:
         lines.append("ort.preload_dlls()")
         requested = (provider, settings["provider_options"])
     return [
@@ -99,97 +95,5 @@ def _session(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _openvino(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the lines for OpenVINO."""
-    options = openvino_options(manifest["session"])
-    return [
-        "import numpy as np",
-        "import openvino as ov",
-        "",
-        "core = ov.Core()",
-        f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
-        "",
-    ]
-
-
-def _genai(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the lines for a decoder: one prompt, and the text that follows."""
-    return [
-        "import onnxruntime_genai as og",
-        "",
-        f'model = og.Model("{FOLDER}")',
-        "tokenizer = og.Tokenizer(model)",
-        'tokens = tokenizer.encode("your prompt")',
-        "parameters = og.GeneratorParams(model)",
-        f"length = len(tokens) + {manifest['session']['provider_options']['new_tokens']}",
-        "parameters.set_search_options(do_sample=False, max_length=length)",
-        "session = og.Generator(model, parameters)",
-        "session.append_tokens(tokens)",
-        "while not session.is_done():",
-        "    session.generate_next_token()",
-        "print(tokenizer.decode(session.get_sequence(0)))",
-    ]
-
-
-def _openvino_decoder(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the lines for a decoder in OpenVINO, which use the package that MLflow stores beside the artifacts."""
-    settings = manifest["session"]
-    return [
-        "import sys",
-        "from pathlib import Path",
-        "",
-        "import numpy as np",
-        "from tokenizers import Tokenizer",
-        "",
-        'sys.path.insert(0, "../code")  # of the same version',
-        "from quantgate_openvino_decoder.model import OpenVinoDecoder",
-        "",
-        f"options = {dict(settings['provider_options'])!r}",
-        f'session = OpenVinoDecoder(Path("{FOLDER}/model.onnx"), {settings["threads"]}, options)',
-        f'tokenizer = Tokenizer.from_file("{FOLDER}/tokenizer.json")',
-        'tokens = np.array([tokenizer.encode("your prompt").ids])',
-        "print(tokenizer.decode(session.generate(tokens)[0]))",
-    ]
-
-
-def _inductor(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the lines for a package of TorchInductor, which runs native code: check its digest first."""
-    to_gpu, back = ('.to("cuda")', ".cpu()") if manifest["session"]["provider"] == INDUCTOR_CUDA else ("", "")
-    return [
-        "import json",
-        "",
-        "import numpy as np",
-        "import torch",
-        "",
-        f"torch.set_num_threads({manifest['session']['threads']})",
-        f'session = torch._inductor.aoti_load_package("{FOLDER}/model.pt2").loader',
-        'inputs = [name for name, _, _ in json.loads(session.get_metadata()["quantgate"])["inputs"]]',
-        "",
-        "",
-        "def run(feed):",
-        f"    tensors = [torch.from_numpy(feed[name]){to_gpu} for name in inputs]",
-        f"    return [tensor{back}.numpy() for tensor in session.run(tensors)]",
-        "",
-        "",
-    ]
-
-
 def _library(library: Mapping[str, str]) -> str:
     return repr(f"{FOLDER}/{library['file']}") if "file" in library else f"{library['package']}.get_library_path()"
-
-
-def _engine() -> list[str]:
-    """Return the lines for TensorRT, which use the package that MLflow stores beside the artifacts."""
-    return [
-        "import json",
-        "import sys",
-        "from pathlib import Path",
-        "",
-        "import numpy as np",
-        "",
-        'sys.path.insert(0, "../code")  # of the same version',
-        "from quantgate_tensorrt.model import open_version",
-        "",
-        f'session = open_version(Path("{FOLDER}"), json.loads(Path("manifest.json").read_text(encoding="utf-8")))',
-        "",
-    ]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
 from tasks.serving.hub import metadata
-from tasks.serving.openvino import openvino_options
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import shown
 from validators.plain_text import markdown_table
-from validators.records.latencies import NEW_TOKENS
 from validators.samples.datasets import TensorSpec
-from validators.target_facts import OPENVINO
 from validators.targets import facts_of_provider
 
 
@@ -66,44 +64,9 @@ def version_readme(promoted: Promoted) -> str:
 def _session(promoted: Promoted) -> list[str]:
     """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
-    if engine := manifest["engine"]:
-        build = engine["build"]
-        rows = [
-            ("Runtime", f"{engine['runtime']} {engine['runtime_version']}"),
-            ("Built for", shown(f"{engine['gpu']}, compute capability {engine['compute_capability']}")),
-            ("Driver", shown(str(engine["driver"]))),
-            ("Workspace", f"{build['workspace_mb']} MB" if build["workspace_mb"] else "all there is"),
-            ("TF32", "yes" if build["tf32"] else "no"),
-            *((f"Shapes of {shown(name)}", _range(shapes)) for name, shapes in build["profile"].items()),
-        ]
-        return markdown_table(("Setting", "Value"), rows)
     settings = manifest["session"]
-    if settings["provider"] == OPENVINO:
-        rows = [
-            ("Runtime", f"openvino {manifest['runtime_version']}"),
-            *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(settings).items()),
-        ]
-        return markdown_table(("Setting", "Value"), rows)
-    facts = facts_of_provider(settings["provider"])
-    if facts.compiles:
-        rows = [
-            ("Runtime", f"torch {manifest['runtime_version']}"),
-            ("Threads", str(settings["threads"])),
-            ("Compiled for", shown(manifest["device"])),
-        ]
-        return markdown_table(("Setting", "Value"), rows)
-    if facts.generates:
-        rows = [
-            ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
-            ("Threads", str(settings["threads"])),
-            ("Tokens after a prompt", settings["provider_options"][NEW_TOKENS]),
-            *(
-                (f"Option {shown(key)}", shown(value))
-                for key, value in settings["provider_options"].items()
-                if key != NEW_TOKENS
-            ),
-        ]
-        return markdown_table(("Setting", "Value"), rows)
+    if document := facts_of_provider(settings["provider"]).document:
+        return markdown_table(("Setting", "Value"), import_module(document).settings(manifest))
     rows = [
         ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
@@ -123,10 +86,6 @@ def _session(promoted: Promoted) -> list[str]:
 
 def _runtime(manifest: Mapping[str, Any]) -> str:
     return facts_of_provider(manifest["session"]["provider"]).runtime
-
-
-def _range(shapes: dict[str, list[int]]) -> str:
-    return f"{list(shapes['minimum'])} to {list(shapes['maximum'])}, fastest at {list(shapes['optimum'])}"
 
 
 def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:

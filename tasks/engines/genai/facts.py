@@ -26,6 +26,7 @@ GENAI_FACTS = TargetFacts(
     low_precision=CPU_KERNELS,
     without_form=CPU_FLOAT,
     session="tasks.engines.genai.session",
+    document="tasks.engines.genai.document",
     shipped="tasks.engines.genai.shipped",
     coverage="tasks.engines.genai.session",
     distributions=("onnxruntime-genai",),

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from tasks.runtimes.ort import failures_refused
-from validators.deadline import check_deadline
+from tasks.runtimes.runner import ModelRunner
 from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays, TensorSpec
+from validators.samples.datasets import TensorSpec
 
 if TYPE_CHECKING:
-    from tasks.engines.inductor.shipped.model import InductorModel
+    pass
 
 # Distribution of the quantizer; it supports x86-64 alone.
 QUANTIZER = "torchao"
@@ -69,40 +68,8 @@ def why_no_int8() -> Missing | None:
     return None
 
 
-class InductorRunner:
-    """A compiled package on the processor; see `tasks.runtimes.runner.Runner`."""
-
-    def __init__(self, model: InductorModel) -> None:
-        self.model = model
-        self.inputs, self.outputs = (
-            tuple(
-                TensorSpec(name, dtype, tuple(axis if isinstance(axis, int) else None for axis in shape))
-                for name, dtype, shape in model.about[side]
-            )
-            for side in ("inputs", "outputs")
-        )
-
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`."""
-        check_deadline()
-        names = [spec.name for spec in self.outputs]
-        with failures_refused("TorchInductor"):
-            return self.model.run(batch, [names.index(name) for name in outputs])
-
-    def bound(self, batch: Arrays) -> Callable[[], None]:
-        """See `Runner.bound`."""
-        with failures_refused("TorchInductor"):
-            request = self.model.bound(batch)
-
-        def call() -> None:
-            with failures_refused("TorchInductor"):
-                request()
-
-        return call
-
-
 @contextmanager
-def open_model(package: Path, settings: SessionSettings) -> Iterator[InductorRunner]:
+def open_model(package: Path, settings: SessionSettings) -> Iterator[ModelRunner]:
     """Load a package that quantgate compiled.
 
     Raises:
@@ -119,4 +86,11 @@ def open_model(package: Path, settings: SessionSettings) -> Iterator[InductorRun
             expected="a package compiled on this kind of machine, by this version of torch",
             fix="compile it again here",
         ) from error
-    yield InductorRunner(model)
+    inputs, outputs = (
+        [
+            TensorSpec(name, dtype, tuple(axis if isinstance(axis, int) else None for axis in shape))
+            for name, dtype, shape in model.about[side]
+        ]
+        for side in ("inputs", "outputs")
+    )
+    yield ModelRunner(model, inputs, outputs, partial(failures_refused, "TorchInductor"))

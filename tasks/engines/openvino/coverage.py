@@ -20,10 +20,11 @@ from tasks.engines.openvino.kernels import (
     kernels_by_node,
     products_behind,
 )
-from tasks.engines.openvino.session import OpenVinoRunner, open_model
+from tasks.engines.openvino.session import open_model
 from tasks.runtimes.coverage import macs_as_written
 from tasks.runtimes.decoder_session import DecoderRunner
 from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
+from tasks.runtimes.runner import ModelRunner
 from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -34,7 +35,7 @@ def measure(
     settings: SessionSettings,
     batch: Arrays,
     folder: Path | None,
-    open_it: Callable[[Path, SessionSettings], AbstractContextManager[OpenVinoRunner | DecoderRunner]] = open_model,
+    open_it: Callable[[Path, SessionSettings], AbstractContextManager[ModelRunner | DecoderRunner]] = open_model,
 ) -> Coverage:
     """Return the coverage of a request: multiply-accumulates of the file's nodes, by the kernel that OpenVINO ran for each.
 

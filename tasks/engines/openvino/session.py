@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from numpy.typing import NDArray
 
 from tasks.runtimes.ort import failures_refused
-from validators.deadline import check_deadline
+from tasks.runtimes.runner import ModelRunner
 from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays, TensorSpec
+from validators.samples.datasets import TensorSpec
 
 if TYPE_CHECKING:
     from tasks.engines.openvino.shipped.model import OpenVinoModel
@@ -62,36 +61,8 @@ def capabilities() -> tuple[str, ...]:
     return tuple(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
-class OpenVinoRunner:
-    """A model compiled by OpenVINO on the processor; see `tasks.runtimes.runner.Runner`."""
-
-    def __init__(self, model: OpenVinoModel, outputs: Sequence[str]) -> None:
-        self.model = model
-        self.inputs = tuple(_spec(port, port.any_name) for port in model.inputs)
-        # A port has the names of all tensors that are equal to it; the file says which of them is the output.
-        self.outputs = tuple(_spec(port, name) for port, name in zip(model.outputs, outputs, strict=True))
-
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`."""
-        check_deadline()
-        names = [spec.name for spec in self.outputs]
-        with failures_refused_here():
-            return self.model.run(batch, [names.index(name) for name in outputs])
-
-    def bound(self, batch: Arrays) -> Callable[[], None]:
-        """See `Runner.bound`."""
-        with failures_refused_here():
-            request = self.model.bound(batch)
-
-        def call() -> None:
-            with failures_refused_here():
-                request()
-
-        return call
-
-
 @contextmanager
-def open_model(model: Path, settings: SessionSettings) -> Iterator[OpenVinoRunner]:
+def open_model(model: Path, settings: SessionSettings) -> Iterator[ModelRunner]:
     """Compile an ONNX file, or OpenVINO's own `.xml`, with these settings, and release it at the end of the block.
 
     Raises:
@@ -118,7 +89,13 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[OpenVinoRunne
             expected="a model that OpenVINO compiles",
             fix="use candidates for ort-cpu, or a newer OpenVINO",
         ) from error
-    yield OpenVinoRunner(compiled, _output_names(model, compiled))
+    yield ModelRunner(
+        compiled,
+        (_spec(port, port.any_name) for port in compiled.inputs),
+        # A port has the names of all tensors that are equal to it; the file says which of them is the output.
+        (_spec(port, name) for port, name in zip(compiled.outputs, _output_names(model, compiled), strict=True)),
+        failures_refused_here,
+    )
 
 
 def _output_names(model: Path, compiled: OpenVinoModel) -> list[str]:

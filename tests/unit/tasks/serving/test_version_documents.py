@@ -352,7 +352,8 @@ def test_the_example_opens_each_kind_as_the_consumer_does(changes: dict[str, Any
 
 
 def test_the_example_of_an_engine_takes_what_lies_beside_it() -> None:
-    program = "\n".join(example(promoted().manifest | {"engine": {"runtime": "tensorrt"}}, {"x": (1, 64)}))
+    told = {"engine": {"runtime": "tensorrt"}, "session": {"provider": "TensorRT"}}
+    program = "\n".join(example(promoted().manifest | told, {"x": (1, 64)}))
     compile(program, "example", "exec")
     assert 'sys.path.insert(0, "../code")' in program and "from quantgate_tensorrt.model import open_version" in program
     assert "onnxruntime" not in program

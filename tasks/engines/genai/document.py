@@ -1,0 +1,42 @@
+"""What a version's README says of onnxruntime-genai: a program that opens it, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.serving.example import FOLDER, ExampleProgram
+from tasks.serving.sections import shown
+from validators.records.latencies import NEW_TOKENS
+
+
+def program(manifest: Mapping[str, Any]) -> ExampleProgram:
+    """Return the lines for a decoder: one prompt, and the text that follows."""
+    lines = [
+        "import onnxruntime_genai as og",
+        "",
+        f'model = og.Model("{FOLDER}")',
+        "tokenizer = og.Tokenizer(model)",
+        'tokens = tokenizer.encode("your prompt")',
+        "parameters = og.GeneratorParams(model)",
+        f"length = len(tokens) + {manifest['session']['provider_options']['new_tokens']}",
+        "parameters.set_search_options(do_sample=False, max_length=length)",
+        "session = og.Generator(model, parameters)",
+        "session.append_tokens(tokens)",
+        "while not session.is_done():",
+        "    session.generate_next_token()",
+        "print(tokenizer.decode(session.get_sequence(0)))",
+    ]
+    return ExampleProgram(lines, answered="")
+
+
+def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the approved settings of the session, by their names for people."""
+    told = manifest["session"]
+    options = told["provider_options"]
+    return [
+        ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
+        ("Threads", str(told["threads"])),
+        ("Tokens after a prompt", options[NEW_TOKENS]),
+        *((f"Option {shown(key)}", shown(value)) for key, value in options.items() if key != NEW_TOKENS),
+    ]

@@ -1,0 +1,32 @@
+"""What a version's README says of OpenVINO: a program that opens it, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.serving.example import FOLDER, ExampleProgram
+from tasks.serving.openvino import openvino_options
+from tasks.serving.sections import shown
+
+
+def program(manifest: Mapping[str, Any]) -> ExampleProgram:
+    """Return the lines for OpenVINO."""
+    options = openvino_options(manifest["session"])
+    lines = [
+        "import numpy as np",
+        "import openvino as ov",
+        "",
+        "core = ov.Core()",
+        f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
+        "",
+    ]
+    return ExampleProgram(lines, repr(manifest["outputs"]), "session(feed).values()")
+
+
+def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the approved settings of the session, by their names for people."""
+    return [
+        ("Runtime", f"openvino {manifest['runtime_version']}"),
+        *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(manifest["session"]).items()),
+    ]

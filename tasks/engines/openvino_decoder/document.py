@@ -1,0 +1,34 @@
+"""What a version's README says of decoders in OpenVINO: a program that opens it, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.engines.genai import document as decoders
+from tasks.serving.example import FOLDER, ExampleProgram
+
+# A decoder has the same settings in either engine.
+settings = decoders.settings
+
+
+def program(manifest: Mapping[str, Any]) -> ExampleProgram:
+    """Return the lines for a decoder in OpenVINO, which use the package that MLflow stores beside the artifacts."""
+    session = manifest["session"]
+    lines = [
+        "import sys",
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "from tokenizers import Tokenizer",
+        "",
+        'sys.path.insert(0, "../code")  # of the same version',
+        "from quantgate_openvino_decoder.model import OpenVinoDecoder",
+        "",
+        f"options = {dict(session['provider_options'])!r}",
+        f'session = OpenVinoDecoder(Path("{FOLDER}/model.onnx"), {session["threads"]}, options)',
+        f'tokenizer = Tokenizer.from_file("{FOLDER}/tokenizer.json")',
+        'tokens = np.array([tokenizer.encode("your prompt").ids])',
+        "print(tokenizer.decode(session.generate(tokens)[0]))",
+    ]
+    return ExampleProgram(lines, answered="")
