@@ -89,7 +89,18 @@ def pack(folder: Path, factor: float, *, threads: int = 1, evidence: str = "of o
     digest = digest_file(model)
     session = SessionSettings("CPUExecutionProvider", threads)
     manifest = {"files": {"model.onnx": digest}, "session": session.described, "libraries": [], "plugin": None}
-    manifest |= {"inputs": {"x": "float32"}, "runtime_version": onnxruntime.__version__}
+    manifest |= {
+        "inputs": {"x": "float32"},
+        "outputs": ["y"],
+        "artifact": "model.onnx",
+        "engine": None,
+        "compiled": False,
+    }
+    manifest |= {
+        "runtime": "onnxruntime",
+        "runtime_version": onnxruntime.__version__,
+        "loader": "tasks.runtimes.shipped.model",
+    }
     manifest |= {"hardware": hardware_of(take_inventory("ort-cpu"))}
     written = described / "manifest.json"
     written.write_text(json.dumps(manifest))

@@ -84,6 +84,7 @@ def damage_champion() -> str:
             logged = mlflow.pyfunc.log_model(
                 name="variant",
                 python_model=str(CONSUMER),
+                code_paths=[str(next(got.rglob("quantgate_runtimes")))],
                 artifacts={"variant": str(file.parent), "manifest": str(manifest)},
                 signature=mlflow.models.get_model_info(champion.source).signature,
                 pip_requirements=[],

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import onnx
 
-from tasks.engines.openvino.coverage import measure as measure_opened
 from tasks.engines.openvino.session import failures_refused_here, installed_version, why_missing
 from tasks.runtimes.decoder_session import DecoderRunner
 from validators.errors import CandidateRefused
@@ -52,6 +51,8 @@ def measure(model: Path, settings: SessionSettings, batch: Arrays, folder: Path 
     Raises:
         CandidateRefused: OpenVINO does not load or run the model.
     """
+    from tasks.engines.openvino.coverage import measure as measure_opened
+
     return measure_opened(model, settings, batch, folder, open_model)
 
 

@@ -22,7 +22,6 @@ from tasks.measure.latency.recount import recount
 from tasks.measure.latency.summary import Gathered, LatencySide, save, summarise
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import Measurement
-from validators.records import run as records
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate
 from validators.records.run import SessionSettings
@@ -289,7 +288,7 @@ def test_memory_of_a_model_with_a_big_constant(tmp_path: Path) -> None:
 
 @pytest.fixture
 def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "GPU_PROVIDERS", frozenset({"CPUExecutionProvider"}))
+    monkeypatch.setattr(SessionSettings, "on_gpu", True)
 
 
 @pytest.mark.usefixtures("processor_as_gpu")

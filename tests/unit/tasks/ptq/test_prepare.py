@@ -15,8 +15,8 @@ from conftest import Tiny, statistics_of, tiny_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX, BITS_HERE, RUN_HERE
-from tasks.engines.ort.cpu import SLOW_FUSION
 
+from tasks.engines.ort.engine import SLOW_FUSION
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams

@@ -41,14 +41,14 @@ RECEIVERS = {
     },
     "cuda.py": {},
     "files.py": {},
-    "load.py": {},
+    "model.py": {},
     "request.py": {"engine": "ICudaEngine", "self._context": "IExecutionContext"},
     "run.py": {"self._engine": "ICudaEngine", "self._runtime": "Runtime", "inspector": "EngineInspector"},
     "stale.py": {},
     "tensors.py": {"engine": "ICudaEngine"},
 }
 # What has members of the same names and is not the API's.
-OURS = {"load.py": {"plan"}}
+OURS = {"model.py": {"plan"}}
 # What TensorRT has not, and the adapter asks of `tensorrt_rtx` alone.
 RTX_ONLY = {
     ("", "ComputeCapability"),
