@@ -128,7 +128,7 @@ def write_version(folder: Path, recipe: str, materials: Materials) -> None:
         "artifact": "model.onnx",
         "compiled": False,
         "runtime": "onnxruntime",
-        "outputs": ["logits"],
+        "outputs": ["y"],
         "inputs": {"x": "float32"},
         "runtime_version": onnxruntime.__version__,
         "hardware": {"processor": take_inventory("ort-cpu").cpu, "isa": {}, "cores": 1, "gpu": None},
