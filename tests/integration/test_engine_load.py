@@ -276,6 +276,7 @@ def test_without_a_gpu_nothing_is_tried(
 
 CONSUMER = """
 import json, shutil, sys, warnings
+from importlib.util import module_from_spec, spec_from_file_location
 warnings.simplefilter("ignore")
 import mlflow, mlflow.pyfunc
 import numpy as np
@@ -288,11 +289,13 @@ mlflow.pyfunc.save_model(
     artifacts={"variant": folder, "manifest": f"{folder}.json"},
     pip_requirements=["numpy"],
 )
-sys.path[:0] = [tests, "model/code"]
+sys.path.insert(0, tests)
 from engines import faked
+spec = spec_from_file_location("consumer", "model/consumer.py")
+consumer = module_from_spec(spec)
+spec.loader.exec_module(consumer)
 with faked():
-    from quantgate_tensorrt import build
-    from quantgate_tensorrt import model as load
+    build, load = (consumer._shipped(f"quantgate_tensorrt.{name}") for name in ("build", "model"))
     load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
     for driver in drivers:
         load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}

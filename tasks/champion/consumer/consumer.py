@@ -16,9 +16,11 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +257,24 @@ def _check_instructions(hardware: dict[str, Any]) -> None:
         )
 
 
+def _shipped(name: str) -> Any:
+    """Return a module of a package that comes with this version.
+
+    It is loaded from the version's own folder: a process may open versions of several releases of quantgate, and Python keeps
+    one module of a name.
+    """
+    package, _, module = name.partition(".")
+    folder = Path(__file__).resolve().parent / "code" / package
+    if not folder.is_dir():
+        return import_module(name)
+    own = f"{package}_{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"
+    if own not in sys.modules:
+        spec: Any = spec_from_file_location(own, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        sys.modules[own] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[own])
+    return import_module(f"{own}.{module}")
+
+
 def _open(folder: Path, manifest: dict[str, Any]) -> Any:
     """Open the model by the module that comes with the version, as the run that judged it did.
 
@@ -266,7 +286,7 @@ def _open(folder: Path, manifest: dict[str, Any]) -> Any:
     settings = manifest["session"]
     runtime, approved = manifest["runtime"].replace("_", "-"), manifest["runtime_version"]
     try:
-        engine = import_module(manifest["loader"])
+        engine = _shipped(manifest["loader"])
     except ImportError as error:
         raise RuntimeError(
             f"found no package {(error.name or '').replace('_', '-')}; expected {runtime}=={approved}, which runs the variant; "
@@ -348,9 +368,7 @@ class OnnxChampion(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined
                 device differ from the approval and QUANTGATE_MISMATCH=refuse.
         """
         if os.environ.get(EVIDENCE):
-            from signed_evidence.check import require_evidence  # type: ignore[import-not-found,unused-ignore]  # beside this
-
-            require_evidence(context.artifacts)
+            _shipped("signed_evidence.check").require_evidence(context.artifacts)
         manifest = json.loads(Path(context.artifacts["manifest"]).read_text(encoding="utf-8"))
         folder = Path(context.artifacts["variant"])
         _check_files(folder, manifest["files"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import shutil
 import sys
@@ -21,6 +22,7 @@ from cgroup_trees import CPU_V1, UNIFIED, plant
 from conftest import Tiny
 
 from tasks.champion.manifest import hardware_of
+from tasks.champion.promote import CONSUMER
 from tasks.measure.inventory import take_inventory
 from tasks.measure.latency.cgroup import quota_cores
 from validators.digests import digest_file
@@ -404,3 +406,22 @@ def test_processor_without_the_instructions_of_a_package_is_refused(
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="found a processor without avx2; expected one with"):
             opened(consumer, tmp_path, version)
+
+
+def test_each_version_is_opened_by_its_own_module(tmp_path: Path) -> None:
+    """Of one name, in one process: a service opens what several releases of quantgate made."""
+    told = []
+    for release in ("first", "second"):
+        folder = tmp_path / release / "code" / "quantgate_engine"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        (folder / "beside.py").write_text(f"RELEASE = {release!r}\n")
+        (folder / "model.py").write_text("from .beside import RELEASE\n")
+        file = shutil.copy(CONSUMER, tmp_path / release / "consumer.py")
+        spec: Any = importlib.util.spec_from_file_location(f"consumer_{release}", file)
+        consumer = importlib.util.module_from_spec(spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # mlflow's, about its own type hints
+            spec.loader.exec_module(consumer)
+        told += [consumer._shipped("quantgate_engine.model").RELEASE for _ in range(2)]
+    assert told == ["first", "first", "second", "second"]
