@@ -43,7 +43,7 @@ OPENVINO_FACTS = TargetFacts(
         "int4-g32-gptq@openvino",
     ),
     session="tasks.engines.openvino.session",
-    document="tasks.engines.openvino.document",
+    documented=True,
     shipped="tasks.engines.openvino.shipped",
     coverage="tasks.engines.openvino.coverage",
     distributions=("openvino",),

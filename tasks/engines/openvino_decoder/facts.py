@@ -25,7 +25,7 @@ DECODER = TargetFacts(
         "int4-g32-gptq-asym-mix50@openvino-decoder",
     ),
     session="tasks.engines.openvino_decoder.session",
-    document="tasks.engines.openvino_decoder.document",
+    documented=True,
     shipped="tasks.engines.openvino_decoder.shipped",
     coverage="tasks.engines.openvino_decoder.session",
     distributions=("openvino",),

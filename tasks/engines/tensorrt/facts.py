@@ -21,7 +21,7 @@ TENSORRT_FACTS = TargetFacts(
     ),
     on_gpu=True,
     session="tasks.engines.tensorrt.runner",
-    document="tasks.engines.tensorrt.document",
+    documented=True,
     coverage="tasks.engines.tensorrt.coverage",
     runtime="TensorRT",
     hub_library="tensorrt",
