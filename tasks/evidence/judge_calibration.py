@@ -21,7 +21,6 @@ from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
 from validators.records.run import CalibrationVerdict, SessionSettings
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import CPU_PROVIDER
 
 
 @step("judge calibration data")
@@ -81,9 +80,7 @@ def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
     job, evidence = run.job, run_inputs.evidence
     calibration, reference = one_call_each(evidence.calibration), one_call_each(evidence.reference)
-    settings = SessionSettings(
-        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
-    )
+    settings = SessionSettings.reference(job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
     try:
         with open_tapped(
             run_inputs.source.onnx_path,

@@ -38,7 +38,6 @@ from validators.samples.datasets import Feed, Samples, TensorSpec, check_calibra
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
 from validators.samples.run_inputs import Evidence
-from validators.target_facts import CPU_PROVIDER
 from validators.targets import facts_of
 from validators.untrusted.s3_uris import S3Uri
 
@@ -68,9 +67,7 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings(
-        CPU_PROVIDER, job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
-    )
+    settings = SessionSettings.reference(job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         feeds, output, batch_axis = _describe(job, source, session)
         calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
@@ -244,7 +241,7 @@ def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | 
         JobError: the output does not exist, or the job's `inputs` do not fit the source.
         SourceError: the runtime does not load the source.
     """
-    settings = SessionSettings(CPU_PROVIDER, 1, libraries=run.libraries)
+    settings = SessionSettings.reference(1, libraries=run.libraries)
     with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
         return _describe(run.job, source, session)
 

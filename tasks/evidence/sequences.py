@@ -18,7 +18,6 @@ from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Source
 from validators.samples.datasets import Arrays, Samples
 from validators.samples.feeds import Feeds
-from validators.target_facts import CPU_PROVIDER
 
 # Sequences that run at once, unless the model's batch size is fixed.
 AT_ONCE = 32
@@ -46,7 +45,7 @@ def split_sequences(samples: Samples, source: Source, libraries: Libraries, *, r
     states = {
         name: np.zeros((n, steps, *zeros.shape[1:]), zeros.dtype) for name, zeros in feeds.first_states(1).items()
     }
-    with open_session(source.onnx_path, SessionSettings(CPU_PROVIDER, usable_cores(), libraries=libraries)) as session:
+    with open_session(source.onnx_path, SessionSettings.reference(usable_cores(), libraries=libraries)) as session:
         runner = SessionRunner(session)
         for start in range(0, n, size):
             chosen = slice(start, start + size)

@@ -25,7 +25,6 @@ from validators.errors import DataError, JobError
 from validators.records.run import SessionSettings, Source
 from validators.samples.datasets import Samples
 from validators.samples.near_duplicates import find_near_duplicates
-from validators.target_facts import CPU_PROVIDER
 
 # More would take long to run through a large model; a random draw of this size represents the pool.
 MAX_POOL_SAMPLES = 6000
@@ -68,8 +67,8 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
             expected=f"at least {size}",
             fix="use a larger pool or a smaller --size",
         )
-    settings = SessionSettings(
-        CPU_PROVIDER, run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
+    settings = SessionSettings.reference(
+        run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
     )
 
     def choose_taps(graph: onnx.GraphProto) -> Taps:

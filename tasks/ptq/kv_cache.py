@@ -23,7 +23,6 @@ from validators.errors import CandidateRefused
 from validators.job.candidate_name import CacheBits
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
-from validators.target_facts import CPU_PROVIDER
 
 ATTENTION = "GroupQueryAttention"
 # Positions in the inputs and outputs of the operator.
@@ -60,7 +59,7 @@ def make_cache_ranges(
     if not names:
         raise _no_caches("no cache of keys and values")
     found: dict[str, NDArray[np.float32]] = {}
-    with open_session(graph, SessionSettings(CPU_PROVIDER, threads).without_spinning()) as session:
+    with open_session(graph, SessionSettings.reference(threads).without_spinning()) as session:
         for batch in calibration.batches(pass_batch_size(fixed_batch)):
             for name, values in zip(names, run_outputs(session, batch, names), strict=True):
                 largest = np.abs(values).max(axis=(0, 2)).astype(np.float32)

@@ -20,7 +20,6 @@ from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.records.measurements import Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
-from validators.target_facts import CPU_PROVIDER
 from validators.targets import facts_of_provider
 
 # Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
@@ -171,7 +170,7 @@ def macs_as_written(model: Path, batch: Arrays) -> list[tuple[str, int]]:
     Raises:
         CandidateRefused: it does not load or run the model.
     """
-    events = profile(model, SessionSettings(CPU_PROVIDER, 1), batch, as_written=True)
+    events = profile(model, SessionSettings.reference(1), batch, as_written=True)
     graph = onnx.load(model, load_external_data=False).graph
     return [(name, macs) for name, _, macs in count_macs(graph, events)]
 

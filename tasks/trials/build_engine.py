@@ -27,7 +27,6 @@ from validators.records.engines import BuiltEngine
 from validators.records.run import Inventory, SessionSettings, Variant
 from validators.samples.run_inputs import RunInputs
 from validators.samples.words import SHOWN, and_more
-from validators.target_facts import CPU_PROVIDER
 
 # ONNX Runtime 1.31.1 rewrites Q/DQ pairs also at the level `basic`: float biases become integers, pairs are moved and
 # duplicated, and MatMul with INT4 weights becomes Gemm. The simulation must compute the pairs that TensorRT reads.
@@ -55,9 +54,7 @@ def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
     engine = _least_covered(run, run_inputs, variant, engines)
     told = f"built for compute capability {' and '.join(capabilities)}, never run; answers are simulated"
     # At higher optimization levels the CPU provider fuses FP8 pairs into kernels that do not exist.
-    session = SessionSettings(
-        CPU_PROVIDER, variant.session.threads, "basic", dict(AS_WRITTEN), variant.session.libraries
-    )
+    session = SessionSettings.reference(variant.session.threads, "basic", AS_WRITTEN, variant.session.libraries)
     notes = (*variant.notes, told, *notes, *_warnings(engine))
     return replace(variant, engine=engine, session=session, proof="aot-checked", notes=notes)
 

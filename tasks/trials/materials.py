@@ -39,7 +39,6 @@ from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import CPU_PROVIDER
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ def _make_ranking(
     float_model = float_graph(candidate, materials)
     everything = quantize(float_model, (), folder / "all.onnx")
     graph = onnx.load(float_model, load_external_data=False).graph
-    settings = SessionSettings(CPU_PROVIDER, usable_cores(), libraries=run.libraries).without_spinning()
+    settings = SessionSettings.reference(usable_cores(), libraries=run.libraries).without_spinning()
     with run.clock.work("rank parts"):
         return _Ranking(
             rank_parts(

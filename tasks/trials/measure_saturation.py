@@ -13,7 +13,6 @@ from tasks.storage.product import Product
 from tasks.trials.materials import prepared_product
 from validators.records.run import Inventory, SessionSettings, Trial
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import CPU_PROVIDER
 
 
 @step("measure saturation")
@@ -44,7 +43,7 @@ def measure_saturation(
         variants,
         lambda: run.store.make(prepared)[0],
         run_inputs.evidence,
-        SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries),
+        SessionSettings.reference(threads, libraries=run.libraries),
         bounds.model_samples,
         run.job.seed,
     )

@@ -24,7 +24,7 @@ from validators.job.job_watch import Watch
 from validators.job.metric_facts import metric_facts
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
-from validators.target_facts import CPU_PROVIDER, TENSORRT
+from validators.target_facts import TENSORRT
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _joined(before: LookFindings, found: LookFindings | None) -> LookFindings:
 
 def _settings(run: Run) -> SessionSettings:
     threads = run.job.measurement.points[0].threads or usable_cores()
-    return SessionSettings(CPU_PROVIDER, threads, libraries=run.libraries)
+    return SessionSettings.reference(threads, libraries=run.libraries)
 
 
 def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from validators.records.measurements import (
     SliceDrop,
 )
 from validators.records.verdicts import Verdict
+from validators.target_facts import CPU_PROVIDER
 from validators.targets import facts_of_provider
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
@@ -165,6 +167,17 @@ class SessionSettings:
     entries: dict[str, str] = field(default_factory=dict)
     libraries: Libraries = ()
     provider_options: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def reference(
+        cls,
+        threads: int,
+        optimization: Literal["basic", "all"] = "all",
+        entries: Mapping[str, str] | None = None,
+        libraries: Libraries = (),
+    ) -> SessionSettings:
+        """Return settings of ONNX Runtime on the processor, in which sources are calibrated and computed for comparison."""
+        return cls(CPU_PROVIDER, threads, optimization, dict(entries or {}), libraries)
 
     @property
     def on_gpu(self) -> bool:

@@ -15,7 +15,6 @@ from tasks.runtimes.ort import failures_refused
 from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
-from validators.target_facts import CPU_PROVIDER
 
 if TYPE_CHECKING:
     from validators.records.measurements import Coverage
@@ -66,5 +65,5 @@ def measure(model: Path, settings: SessionSettings, batch: Arrays, folder: Path 
     """
     from tasks.runtimes.coverage import measure_coverage
 
-    plain = SessionSettings(CPU_PROVIDER, settings.threads)
+    plain = SessionSettings.reference(settings.threads)
     return replace(measure_coverage(model, plain, batch, folder=folder), providers=(settings.provider,))

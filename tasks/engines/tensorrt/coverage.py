@@ -36,7 +36,7 @@ from validators.records.engines import EngineLayer
 from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
 from validators.records.run import SessionSettings, Variant
 from validators.samples.datasets import Arrays
-from validators.target_facts import CPU_PROVIDER, TENSORRT
+from validators.target_facts import TENSORRT
 
 LOW = frozenset({"int8", "fp8", "int4", "fp4"})
 # Low-precision types of weight-only quantization. 8-bit weights with float activations are not low precision: integer
@@ -76,7 +76,7 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Ar
     Raises:
         CandidateRefused: `invalid`: the CPU provider does not run the file.
     """
-    settings = SessionSettings(CPU_PROVIDER, 1, "basic")
+    settings = SessionSettings.reference(1, "basic")
     events = profile(onnx_path, settings, batch, as_written=True)
     graph = onnx.load(onnx_path, load_external_data=False).graph
     macs: Counter[str] = Counter()
