@@ -29,7 +29,6 @@ from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.run_inputs import RunInputs
-from validators.target_facts import TENSORRT
 from validators.targets import facts_of_provider
 
 _UNMEASURED = "to replace it unmeasured, remove its alias first"
@@ -102,7 +101,7 @@ def compare_with_champion(
     with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder, variant = contestants(run, champion, best.variant)
-            if holder.session.provider == TENSORRT:
+            if facts_of_provider(holder.session.provider).builds_engines:
                 holder = with_engine(run, run_inputs, inventory, holder)
             reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
             accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, holder, reference)

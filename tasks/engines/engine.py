@@ -36,15 +36,13 @@ class RefusedPrecision:
 class Engine:
     """An engine, or a class of devices with several.
 
-    `passes` make artifacts by precision; any other precision is refused, for the
-    reason in `refused` if it is there. `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the
-    target does not support. `check_device` raises CandidateRefused if no candidate can be made on this machine.
-    `why_unmeasured` gets the providers that run here, and returns why a variant cannot be measured, or None. `availability`
-    gets the providers of the installed ONNX Runtime. `lint_rules` are the rules of `quantgate lint`, and `observe` returns what
-    the installed runtime does with a file, by which they are judged. `builds_engines`:
-    variants run as TensorRT engines. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its
-    accuracy. `artifact` is the name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's
-    decoder from its artifact.
+    `passes` make artifacts by precision; any other precision is refused, for the reason in `refused` if it is there.
+    `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the target does not support. `check_device`
+    raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
+    returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
+    `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
+    they are judged. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its accuracy. `artifact` is the
+    name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact.
     """
 
     facts: TargetFacts
@@ -59,7 +57,6 @@ class Engine:
     observe: Callable[[Path], RuntimeFacts] = lambda _model: RuntimeFacts(
         "rules alone: no session is opened for this target"
     )
-    builds_engines: bool = False
     recovers_parts: bool = False
     artifact: str = "model.onnx"
     decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None

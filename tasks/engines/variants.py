@@ -173,7 +173,7 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
         refused = RefusedPrecision(
             "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
         )
-    if refused is None and candidate.fast and candidate.precision == "fp8" and not target.builds_engines:
+    if refused is None and candidate.fast and candidate.precision == "fp8" and not target.facts.builds_engines:
         refused = RefusedPrecision("FP8 products left in float for {target}", "fp8 without -fast, or for tensorrt")
     if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
         refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")

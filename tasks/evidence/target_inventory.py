@@ -32,7 +32,7 @@ def take_target_inventory(run: Run) -> Inventory:
         except CandidateRefused as missing:
             log.warning("target %s: %s; expected %s; %s", engine.name, missing.found, missing.expected, missing.fix)
     if is_on_gpu(run.job.target) and inventory.gpu is None:
-        builds = any(engine.builds_engines for engine in engines)
+        builds = any(engine.facts.builds_engines for engine in engines)
         ends = "engines are built ahead of time and inspected" if builds else "candidates are made"
         log.warning("target %s: the driver reports no NVIDIA GPU; %s, and none is measured", run.job.target, ends)
     if inventory.load_average > inventory.cores:

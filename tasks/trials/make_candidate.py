@@ -114,7 +114,7 @@ def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candi
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
     variant = made.variant
-    if target.builds_engines:
+    if target.facts.builds_engines:
         variant = with_engine(run, run_inputs, inventory, variant)
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from tasks.engines.catalog import code_of_engine, find_target
+from tasks.engines.catalog import code_of_engine
 from tasks.engines.tensorrt.build import settings_of
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.forms import quantize_for_tensorrt
@@ -39,6 +39,7 @@ from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
+from validators.targets import facts_of
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def _make_slow_parts(
 
 def _builds(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> tuple[BuildSettings, ...]:
     """Return the settings of the engines that tell a candidate's slow parts; none where no engine is built."""
-    if not find_target(candidate.target).builds_engines:
+    if not facts_of(candidate.target).builds_engines:
         return ()
     job = run.job
     capabilities = [()] if inventory.gpu else [(name,) for name in job.engines.ahead_of_time]

@@ -24,7 +24,7 @@ from validators.job.job_watch import Watch
 from validators.job.metric_facts import metric_facts
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
-from validators.target_facts import TENSORRT
+from validators.targets import facts_of_provider
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     variant = watched.variant
     if variant is None:
         return None
-    if variant.session.provider == TENSORRT:
+    if facts_of_provider(variant.session.provider).builds_engines:
         return LookFindings(
             (), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",)
         )

@@ -67,6 +67,5 @@ ENGINE = Engine(
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
     observe=observe_parser,
-    builds_engines=True,
 )
 ENGINES = (ENGINE,)

@@ -20,6 +20,7 @@ TENSORRT_FACTS = TargetFacts(
         "int4-g64-rtn@tensorrt",
     ),
     on_gpu=True,
+    builds_engines=True,
     session="tasks.engines.tensorrt.runner",
     documented=True,
     coverage="tasks.engines.tensorrt.coverage",

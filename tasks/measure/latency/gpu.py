@@ -12,7 +12,7 @@ from tasks.runtimes.runner import Runner, open_runner
 from validators.records.libraries import Library
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
-from validators.target_facts import TENSORRT
+from validators.targets import facts_of_provider
 
 # A bound request keeps its inputs and outputs on the GPU. With TensorRT it also has its own execution context.
 MOST_BOUND = 8
@@ -26,7 +26,7 @@ class RunnerModel:
         self._runner = runner
         self._outputs = [spec.name for spec in runner.outputs]
         self.providers = [provider]
-        self.most_bound = MOST_BOUND_ENGINE if provider == TENSORRT else MOST_BOUND
+        self.most_bound = MOST_BOUND_ENGINE if facts_of_provider(provider).builds_engines else MOST_BOUND
 
     def run(self, batch: Arrays) -> list[Any]:
         """Return all outputs for arrays in host memory, with copies to the device and back."""
