@@ -140,7 +140,7 @@ def test_arrays_that_do_not_fit_are_refused(planted: Path) -> None:
         for wrong in (np.zeros((3, 60), np.float32), np.zeros((3, 64)), np.zeros((64,), np.float32)):
             with pytest.raises(CandidateRefused) as caught:
                 runner.run({"x": wrong}, ["y"])
-            assert "the package takes float32" in caught.value.found
+            assert "expected float32 [" in caught.value.found and "correct the array" in caught.value.found
 
 
 def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:

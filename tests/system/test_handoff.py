@@ -274,7 +274,7 @@ def test_gguf_dequantizes_blocks_to_the_judged_weights(bits: int, zero: float) -
     scales = (rng.normal(size=(64, 3)) * 10.0 ** rng.integers(-4, 1, (64, 3))).astype(np.float32)
     matrix = BlockMatrix(bits, codes, scales, np.full(scales.shape, zero, np.float32))
     kind = kind_of(matrix)
-    found = gguf.quants.dequantize(encode(matrix, kind).data, gguf.GGMLQuantizationType[kind])
+    found = gguf.quants.dequantize(encode(matrix, kind), gguf.GGMLQuantizationType[kind])
     difference = np.abs(found - matrix.values())
     assert (difference <= allowed_difference(matrix, kind)).all()
     # The bound is that of rounding: no larger than a code is apart.
