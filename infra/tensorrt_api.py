@@ -113,7 +113,7 @@ def _split(text: str) -> list[str]:
 
 
 def extract(wheel: Path, folder: Path) -> dict[str, Any]:
-    """What the bindings in a wheel offer, read in a process of its own with libraries that do nothing.
+    """Return what the bindings in a wheel offer, read in a process of its own with libraries that do nothing.
 
     Raises:
         CalledProcessError: `cc` or the import fails.

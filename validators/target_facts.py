@@ -20,8 +20,6 @@ INDUCTOR_CUDA = "TorchInductorCUDA"
 GENAI = "OnnxRuntimeGenAI"
 OPENVINO_DECODER = "OpenVINODecoder"
 
-# Packages of TorchInductor.
-INDUCTORS = frozenset({INDUCTOR, INDUCTOR_CUDA})
 # A request is a prompt with the tokens that follow.
 GENERATORS = frozenset({GENAI, OPENVINO_DECODER})
 GPU_PROVIDERS = frozenset({CUDA_PROVIDER, TENSORRT, INDUCTOR_CUDA})
@@ -116,11 +114,6 @@ class TargetFacts:
         'quantgate_tensorrt'
         """
         return f"quantgate_{self.shipped.split('.')[-2]}"
-
-    @property
-    def consumer_module(self) -> str:
-        """The module `loader` by its name at consumers."""
-        return f"{self.package}.model"
 
     def unmet_need(self, candidate: str, processor: Processor) -> Need | None:
         """Return the first need of a candidate, by its name, that a processor does not meet; None if it meets all.

@@ -100,7 +100,7 @@ def manifest_of(
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else _public(inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
-        "loader": facts.consumer_module,
+        "loader": f"{facts.package}.model",
         "artifact": variant.path.name,
         "compiled": facts.compiles,
         "device": inventory.device_key,

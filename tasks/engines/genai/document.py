@@ -1,4 +1,4 @@
-"""What a version's README says of onnxruntime-genai: a program that opens it, and its settings."""
+"""Example program and settings for the README of a version in onnxruntime-genai."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a version's README says of packages of TorchInductor: a program that opens it, and its settings."""
+"""Example program and settings for the README of a version in TorchInductor."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from validators.processors import TORCH_BF16
 from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, TargetFacts, bfloat16
 
@@ -38,14 +40,14 @@ CPU = TargetFacts(
     },
 )
 
-CUDA = TargetFacts(
+CUDA = replace(
+    CPU,
     name="torch-cuda",
     provider=INDUCTOR_CUDA,
     libraries={"torch": ("torch",)},
     without=frozenset({"static", "pt", "smooth", "awq", "fast", "+fused"}),
-    fused_words="the float model as TorchInductor compiles it",
     int8_words="INT8",
-    runs_sources=False,
+    needs=(),
     default_candidates=(
         "fp32-fused@torch-cuda",
         "fp16@torch-cuda",
@@ -58,15 +60,6 @@ CUDA = TargetFacts(
         "int4-g128-gptq-asym@torch-cuda",
     ),
     on_gpu=True,
-    session="tasks.engines.inductor.session",
-    documented=True,
-    shipped="tasks.engines.inductor.shipped",
-    coverage="tasks.engines.inductor.coverage",
-    distributions=("torch",),
-    compiles=True,
-    runtime="torch",
-    hub_library="pytorch",
-    unserved="a package that TorchInductor compiled",
     coverage_source="the kernels that torch's profiler recorded",
     classes={
         "cuda": (

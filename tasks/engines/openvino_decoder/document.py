@@ -1,4 +1,4 @@
-"""What a version's README says of decoders in OpenVINO: a program that opens it, and its settings."""
+"""Example program and settings for the README of a decoder in OpenVINO."""
 
 from __future__ import annotations
 

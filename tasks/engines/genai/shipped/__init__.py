@@ -1,1 +1,1 @@
-"""How a version is opened in onnxruntime-genai: in a run, in the measuring process, and at consumers, who get this folder."""
+"""Loader of versions in onnxruntime-genai. Runs and measuring processes import it; consumers get this folder alone."""

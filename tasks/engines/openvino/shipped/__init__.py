@@ -1,1 +1,1 @@
-"""How a version is opened in OpenVINO: in a run, in the measuring process, and at consumers, who get this folder alone."""
+"""Loader of versions in OpenVINO. Runs and measuring processes import it; consumers get this folder alone."""
