@@ -139,7 +139,7 @@ def draw_latencies(chosen: Trial | None) -> Picture | None:
 
 def draw_batches(result: Result) -> Picture | None:
     """Draw the speedup of each candidate at each operating point; None for a job with one point."""
-    several = [candidate for candidate in result.candidates if len(candidate.latencies) > 1]
+    several = [one for one in result.candidates if len(one.latencies) > 1 and one.outcome != "refused"]
     if not several:
         return None
     labels = point_labels(several[0].latencies)
@@ -257,6 +257,8 @@ def measured_points(result: Result) -> list[Point]:
     scale = formats.drop_scale(metric_of(result))
     points = []
     for candidate in result.candidates:
+        if candidate.outcome == "refused":  # one that was stopped may have been measured before
+            continue
         drop, ratio = candidate.metric_drop, candidate.speedup_p50
         if drop is None or ratio is None or not math.isfinite(drop.value + ratio.value) or ratio.value <= 0:
             continue

@@ -31,6 +31,7 @@ from tasks.reporting.pictures.labels import Box
 from tasks.reporting.pictures.scales import Scale
 from tasks.reporting.pictures.vega import FONT_PIXELS, text_width
 from validators.records.measurements import UNNAMED, Coverage, Estimate, MultipliedNode
+from validators.records.result import RefusalResult
 
 LINES = pareto.Lines(0.02, 1.05)
 
@@ -298,3 +299,15 @@ def test_text_has_a_contrast_of_at_least_four_and_a_half(colours: dict[str, str]
     for text, ground in pairs:
         low, high = sorted((luminance(colours[text]), luminance(colours[ground])))
         assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
+def test_candidate_that_was_stopped_after_its_measurement_is_not_drawn() -> None:
+    """It has figures, and no mark: a faster one ended it in their race."""
+    measured = pictures.measured_points(RESULT)
+    last = next(one for one in RESULT.candidates if one.name == measured[-1].name and one.name != RESULT.chosen)
+    refusal = RefusalResult(kind="stopped", reason="another is 1.46x as fast in turn with it")
+    stopped = last.model_copy(update={"outcome": "refused", "refusal": refusal})
+    others = [stopped if one is last else one for one in RESULT.candidates]
+    result = RESULT.model_copy(update={"candidates": others})
+    assert [point.name for point in pictures.measured_points(result)] == [point.name for point in measured[:-1]]
+    svg_of(pictures.draw_pareto(result, JOB.gates))
