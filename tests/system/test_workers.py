@@ -106,6 +106,9 @@ def test_workers_come_to_what_one_process_comes_to(plant: Plant, job: Path, disp
     assert dispatched.result is not None and here.result is not None
     assert (dispatched.code, dispatched.result["outcome"]) == (here.code, here.result["outcome"]) == (0, "winner")
     ours, theirs = by_name(dispatched), by_name(here)
+    # The reason of a refusal first, so that a failure of this test tells it.
+    for name in (STATIC, DYNAMIC):
+        assert ours[name]["refusal"] == theirs[name]["refusal"], name
     assert dispatched.result["chosen"] == here.result["chosen"] == DYNAMIC
     for name in (STATIC, DYNAMIC):
         for figure in ("size_bytes", "metric_value", "coverage_macs", "changes"):
