@@ -65,7 +65,7 @@ def send(method: str, url: str, auth: str, body: object = None) -> Any:
     httpx.HTTPStatusError, whose answer is read: it holds no socket.
     """
     for wait_s in (1, 2, 4, 8):
-        answer = httpx.request(method, url, json=body, headers=headers_of(auth), timeout=30)
+        answer = httpx.request(method, url, json=body, headers=headers_of(auth), timeout=120)
         if answer.status_code != 503:
             answer.raise_for_status()
             return answer.json() if answer.content else None
