@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -146,7 +147,8 @@ class Source:
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             path = Path(folder) / Path(target.artifact).name
             form = weights_form if target.facts.generates else target.passes[candidate.precision]
-            form(candidate, self.materials(WEIGHT_BITS.get(bits, WEIGHT_BITS[8])), path)
+            materials = self.materials(WEIGHT_BITS.get(bits, WEIGHT_BITS[8]))
+            form(candidate, replace(materials, pairs=target.pairs), path)
             # The graphs of decoders are opened as they are.
             settings = session_settings(decode(GRAPHS.get(candidate.target, name)), 1)
             worst = np.zeros(len(self.expected[0][1]))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.ort.pairs import PAIRS
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
@@ -231,7 +232,7 @@ def static_int8(
         prepared,
         path,
         ranges,
-        target="ort-cpu",
+        rules=PAIRS,
         every_operator=every,
         activation="uint8",
         weights=Int8Weights(bits=bits),

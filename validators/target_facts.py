@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from validators.processors import Processor
 
@@ -41,19 +40,18 @@ class TargetFacts:
     """Plain facts of a target.
 
     `provider` runs its variants, on an NVIDIA GPU if `on_gpu`, as engines built before if `builds_engines`. An approval is tied
-    to the versions of `libraries`, distributions by their name in the inventory. `pairs` selects the rules that place Q/DQ
-    pairs (`tasks.ptq.eight_bit.placement`). Precisions in `simulated` have no kernels there: only their numerics are
-    reproduced, and they are never promoted. `candidates: wide` leaves out recipes with a word in `without` (or `+fused`), which
-    the target refuses. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the type of INT8 activations for
-    people. A class of devices has `engines`, the targets whose candidates its jobs hold, and none of its own. `runs_sources`:
-    it opens a source's ONNX file as it is, as a baseline; an engine that does not takes PyTorch programs alone. `generates`: it
-    takes decoders alone, with their tokenizers, and a request is a prompt with the tokens that follow. `needs` are instructions
-    of the processor that some candidates need. `loads_anywhere`: a version approved on another device of the same kind loads
-    here too; `compiles`: its files are code for the instructions of one processor. `classes` maps classes of devices that the
-    engine belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models, and
-    `beside` those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the
-    Hugging Face Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `unserved`
-    says what its versions are where Triton has no backend for them.
+    to the versions of `libraries`, distributions by their name in the inventory. Precisions in `simulated` have no kernels
+    there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out recipes with a word in
+    `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the candidate `fp32-fused` and
+    the type of INT8 activations for people. A class of devices has `engines`, the targets whose candidates its jobs hold, and
+    none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an engine that does not takes
+    PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers, and a request is a prompt with the
+    tokens that follow. `needs` are instructions of the processor that some candidates need. `loads_anywhere`: a version
+    approved on another device of the same kind loads here too; `compiles`: its files are code for the instructions of one
+    processor. `classes` maps classes of devices that the engine belongs to to its candidates in their jobs. `distributions` are
+    the packages of which one runs its models, and `beside` those that consumers need as well. `runtime`, `hub_library` and
+    `coverage_source` are for people: its name, the Hugging Face Hub's name of its library, and what tells its kernels.
+    `documented`: there is a module `document`. `unserved` says what its versions are where Triton has no backend for them.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -66,7 +64,6 @@ class TargetFacts:
     provider: str
     default_candidates: tuple[str, ...]
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    pairs: Literal["ort-cpu", "openvino", "tensorrt"] = "ort-cpu"
     simulated: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     fused_words: str = "the float model after the runtime's transformer fusions"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tasks.engines.availability import Availability
 from tasks.ptq.build_variant import Materials
+from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from validators.errors import Missing
 from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
@@ -37,6 +38,7 @@ class Engine:
     """An engine, or a class of devices with several.
 
     `passes` make artifacts by precision; any other precision is refused, for the reason in `refused` if it is there.
+    `pairs` are its rules for Q/DQ pairs.
     `refuse_recipe` raises CandidateRefused for recipes of the other precisions that the target does not support. `check_device`
     raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
@@ -49,6 +51,7 @@ class Engine:
     passes: Mapping[Precision, Pass]
     session: Session
     availability: Callable[[Collection[str]], Availability]
+    pairs: PairRules = EXPLICIT
     refused: Mapping[Precision, RefusedPrecision] = field(default_factory=dict)
     refuse_recipe: Callable[[Candidate], None] = lambda _candidate: None
     check_device: Callable[[], None] = lambda: None

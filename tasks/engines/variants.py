@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def make_variant(
     target = find_target(candidate.target)
     path = folder / target.artifact
     path.parent.mkdir(parents=True, exist_ok=True)
-    changes = target.passes[candidate.precision](candidate, materials, path)
+    changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
         _check_onnx(path)
@@ -137,9 +138,9 @@ def _digest(path: Path, libraries: Libraries) -> str:
 
 def _saturates_without(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     """Return the instruction sets, without all of which sums of a variant's INT8 products saturate on an x86 processor."""
-    facts = find_target(candidate.target).facts
-    in_float = candidate.dynamic and facts.pairs == "openvino"  # its products are in float without them
-    is_exact = facts.on_gpu or in_float or weight_bits(candidate, materials.processor) == 7
+    target = find_target(candidate.target)
+    in_float = candidate.dynamic and target.pairs.place_weights is not None  # products are in float without them
+    is_exact = target.facts.on_gpu or in_float or weight_bits(candidate, materials.processor) == 7
     return VNNI if candidate.precision == "int8" and not is_exact else ()
 
 

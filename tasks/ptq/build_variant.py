@@ -1,4 +1,4 @@
-"""Passes that write a candidate's artifact; each target lists its passes in `tasks/engines`."""
+"""Passes that write a candidate's artifact; each engine lists its passes in its room of `tasks/engines`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 import onnx
 
-from tasks.ptq import openvino_forms
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
-from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.tied import untie
@@ -31,11 +30,11 @@ from tasks.ptq.slow_parts import WORTH, SlowParts
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
-from validators.job.candidate_name import Candidate, Precision
+from validators.job.candidate_name import Candidate
 from validators.processors import Processor
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
-from validators.targets import facts_of, is_on_gpu
+from validators.targets import is_on_gpu
 
 LEFT = "nodes left in float"
 
@@ -51,7 +50,8 @@ class Materials:
     that it starts from. `processor` is the one that the variant is made for, and decides the bits of its weights. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
     `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
-    decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches.
+    decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches. `pairs`
+    are the rules of the candidate's engine for Q/DQ pairs.
     """
 
     prepared: Callable[[], Path]
@@ -68,6 +68,7 @@ class Materials:
     slow_parts: Callable[[Candidate], SlowParts] = lambda _candidate: SlowParts()
     companions: tuple[Path, ...] = ()
     cache_ranges: Callable[[], Path] | None = None
+    pairs: PairRules = EXPLICIT
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -153,19 +154,19 @@ def quantize_int8(
     """
     bits = weight_bits(candidate, materials.processor)
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
-    if candidate.dynamic and facts_of(candidate.target).pairs != "openvino":
+    if candidate.dynamic and materials.pairs.place_weights is None:
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     report = quantize_qdq(
         model,
         path,
-        None if candidate.dynamic else ranges_for(candidate, materials.statistics(candidate.smooth)),
-        target=facts_of(candidate.target).pairs,
+        None if candidate.dynamic else ranges_for(candidate, materials.statistics(candidate.smooth), materials.pairs),
+        rules=materials.pairs,
         every_operator=candidate.every_operator,
         activation="int8" if candidate.signed_activations else "uint8",
         weights=weights,
         keep_float=keep_float,
     )
-    if facts_of(candidate.target).pairs != "ort-cpu":
+    if not materials.pairs.rest_at_run_time:
         return report
     # What has no pairs: recurrent layers, and bodies, whose tensors have no calibrated ranges.
     rest = quantize_dynamic(path, path, weights=weights, keep_float=keep_float, rest=True)
@@ -227,7 +228,7 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
         refuse_unequal(float_model, scaled, batch, materials.libraries, "the scaling of AWQ", "gptq or rtn for awq")
 
     report = quantize_weights(float_model, path, weights, grams=grams, check=check)
-    copies = untie(path) if facts_of(candidate.target).pairs == "openvino" else 0
+    copies = untie(path) if materials.pairs.untied else 0
     stored = {"constants stored twice, for the embedding and for the head": copies} if copies else {}
     return weight_changes(report, LEFT) | stored
 
@@ -239,7 +240,15 @@ def fp8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str
         CandidateRefused: the model does not allow it.
     """
     with in_new_operators(materials.prepared(), materials) as graph:
-        report = quantize_fp8(graph, ranges_for(candidate, materials.statistics(False)), candidate, path)
+        report = quantize_qdq(
+            graph,
+            path,
+            ranges_for(candidate, materials.statistics(False), EXPLICIT),
+            rules=EXPLICIT,
+            every_operator=False,
+            activation="e4m3",
+            weights=Int8Weights(candidate.granularity == "pc"),
+        )
     return {"MatMul, Gemm and Conv in FP8 E4M3": len(report.quantized)} | count_reasons(LEFT, report.left.values())
 
 
@@ -260,17 +269,11 @@ def in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
         yield folder / "upgraded.onnx"
 
 
-def ranges_for(candidate: Candidate, statistics: Path) -> dict[str, Range]:
-    """Return the range of each activation by the candidate's method; FP8 is symmetric and uses the extremes."""
-    if facts_of(candidate.target).pairs == "openvino":
-        return openvino_forms.ranges_for_openvino(statistics, candidate.range_method or "minmax")
-    return read_ranges(statistics, candidate.range_method or "minmax", symmetric=candidate.precision == "fp8")
-
-
-# Passes of ONNX Runtime's CPU provider, by precision.
-PASSES: Mapping[Precision, Callable[[Candidate, Materials, Path], dict[str, int]]] = {
-    "fp32": fused_float_form,
-    "int8": int8_form,
-    "int4": weights_form,
-    "fp8": fp8_form,
-}
+def ranges_for(candidate: Candidate, statistics: Path, rules: PairRules) -> dict[str, Range]:
+    """Return the range of each activation by the candidate's method and an engine's rules; FP8 uses the extremes."""
+    method = candidate.range_method or "minmax"
+    ranges = read_ranges(statistics, method, symmetric=rules.symmetric == "always")
+    if rules.symmetric != "below zero":
+        return ranges
+    even = read_ranges(statistics, method, symmetric=True)
+    return {name: (low, high) if low >= 0 else even[name] for name, (low, high) in ranges.items()}

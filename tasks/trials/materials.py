@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from tasks.engines.catalog import code_of_engine
+from tasks.engines.catalog import code_of_engine, find_target
 from tasks.engines.tensorrt.build import settings_of
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.forms import quantize_for_tensorrt
@@ -145,6 +145,9 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
         inputs = (smoothed_graph if of_smoothed else prepared_file, calibration.file.digest, of_smoothed)
         return run.store.make(Product("statistics", inputs, Path, make))[0]
 
+    def by_rules_of(candidate: Candidate) -> Materials:
+        return replace(materials, pairs=find_target(candidate.target).pairs)
+
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         inputs = (
             *_graph_inputs(source, inventory),
@@ -153,8 +156,9 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             evidence.output.name,
             seed if candidate.smooth else None,
             processor.isa,
+            code_of_engine(candidate.target),
         )
-        make = partial(_make_ranking, run, run_inputs, materials, candidate)
+        make = partial(_make_ranking, run, run_inputs, by_rules_of(candidate), candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
     def slow_parts(candidate: Candidate) -> SlowParts:
@@ -172,7 +176,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             [asdict(build) for build in builds],
             code_of_engine(candidate.target),
         )
-        make = partial(_make_slow_parts, run, run_inputs, inventory, materials, builds, plain)
+        make = partial(_make_slow_parts, run, run_inputs, inventory, by_rules_of(plain), builds, plain)
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:

@@ -23,6 +23,7 @@ from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
 from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
+from tasks.engines.openvino.pairs import PAIRS
 from tasks.engines.openvino.shipped.model import message_of
 from tasks.engines.variants import refuse_other_targets, session_settings
 from tasks.measure.inventory import take_inventory
@@ -60,7 +61,7 @@ def quantized(tiny: Tiny, folder: Path, **options: Any) -> Path:
     path = folder / "variant.onnx"
     ranges = {"x": (-9.0, 9.0), "hidden": (0.0, 60.0)}
     given = {"every_operator": False, "activation": "uint8", "weights": Int8Weights()} | options
-    quantize_qdq(tiny.model, path, ranges, target="openvino", **given)
+    quantize_qdq(tiny.model, path, ranges, rules=PAIRS, **given)
     return path
 
 
@@ -353,7 +354,7 @@ def test_activations_are_quantized_at_run_time_by_the_named_group(
     """Against float64: the weights' rounding alone without a group, and 8 bits of the activations with one."""
     path = tmp_path / "dynamic.onnx"
     weights = Int8Weights(per_channel)
-    quantize_qdq(tiny.model, path, None, target="openvino", every_operator=False, activation="uint8", weights=weights)
+    quantize_qdq(tiny.model, path, None, rules=PAIRS, every_operator=False, activation="uint8", weights=weights)
     batch = {"x": tiny_samples(33, 5)["x"]}
     with open_runner(path, replace(CPU, optimization="basic")) as plain:
         (exact,) = plain.run(batch, ["logits"])

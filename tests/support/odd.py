@@ -6,7 +6,7 @@ Each variant is held against the source on other samples than calibration saw, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import HERE
 
+from tasks.engines.catalog import find_target
 from tasks.engines.variants import make_variant
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
@@ -144,7 +145,7 @@ class Odd:
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
         def quantize(model: Path, kept: Any, path: Path) -> QdqReport:
-            return quantize_int8(candidate, self.materials, model, path, keep_float=kept)
+            return quantize_int8(candidate, self.materials_for(candidate), model, path, keep_float=kept)
 
         everything = quantize(self.prepared, (), self.folder / "everything.onnx")
         parts = find_parts(onnx.load(self.prepared).graph, everything.quantized)
@@ -154,6 +155,9 @@ class Odd:
     @property
     def settings(self) -> SessionSettings:
         return SessionSettings("CPUExecutionProvider", 1, libraries=self.libraries).without_spinning()
+
+    def materials_for(self, candidate: Candidate) -> Materials:
+        return replace(self.materials, pairs=find_target(candidate.target).pairs)
 
     @property
     def materials(self) -> Materials:

@@ -8,6 +8,7 @@ from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.facts import FACTS
+from tasks.engines.openvino.pairs import PAIRS
 from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused
@@ -83,6 +84,7 @@ def refuse_recipe(candidate: Candidate) -> None:
 ENGINE = Engine(
     facts=FACTS[0],
     passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": weights_form},
+    pairs=PAIRS,
     session=session,
     availability=_availability,
     refused={

@@ -24,7 +24,6 @@ OPENVINO_FACTS = TargetFacts(
     name="openvino",
     provider=OPENVINO,
     libraries={"openvino": ("openvino",)},
-    pairs="openvino",
     without=frozenset({"+fused", "fast"}),
     fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
     int8_words="INT8 or UINT8",

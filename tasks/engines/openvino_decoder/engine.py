@@ -100,6 +100,7 @@ ENGINE = Engine(
         "int8-weights": _for_decoders(weights_form),
         "int4": _for_decoders(weights_form),
     },
+    pairs=openvino.ENGINE.pairs,
     session=_session,
     availability=openvino.ENGINE.availability,
     refused={

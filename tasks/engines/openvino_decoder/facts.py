@@ -9,7 +9,6 @@ DECODER = TargetFacts(
     name="openvino-decoder",
     provider=OPENVINO_DECODER,
     libraries={"openvino": ("openvino",)},
-    pairs="openvino",
     without=frozenset({"+fused", "static", "smooth", "bc"}),
     fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
     generates=True,

@@ -9,9 +9,10 @@ from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.ort import facts
 from tasks.engines.ort.forms import BLOCK_SIZES, cuda_form
 from tasks.engines.ort.lint import observe_session
+from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 from tasks.measure.inventory import find_gpu
-from tasks.ptq.build_variant import PASSES, fused_float_form
+from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.errors import Missing
@@ -42,7 +43,8 @@ def _cpu_availability(_providers: Collection[str]) -> Availability:
 
 CPU = Engine(
     facts=facts.CPU,
-    passes=PASSES,
+    passes={"fp32": fused_float_form, "int8": int8_form, "int4": weights_form, "fp8": fp8_form},
+    pairs=PAIRS,
     session=_cpu_session,
     availability=_cpu_availability,
     refused={

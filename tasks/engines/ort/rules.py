@@ -2,7 +2,7 @@
 
 The CPU rules come from the optimized graphs and the numbers of ONNX Runtime 1.32.0 at its default optimization;
 `tests/unit/validators/graph/test_ort_rules.py` reproduces them. They explain what a session shows (`validators/graph/lint.py`)
-and stand alone where there is none. `tasks/ptq/eight_bit/placement.py` lists the full requirements of each kernel. The CUDA
+and stand alone where there is none. `pairs.py` lists the full requirements of each kernel. The CUDA
 rule comes from the provider's list of kernels and is not verified by a run.
 """
 

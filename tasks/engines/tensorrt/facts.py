@@ -8,7 +8,6 @@ TENSORRT_FACTS = TargetFacts(
     name="tensorrt",
     provider=TENSORRT,
     libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
-    pairs="tensorrt",
     without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
     default_candidates=(
         "fp16@tensorrt",

@@ -2,7 +2,7 @@
 
 TensorRT 11 takes every type from the file, so that each form is one of the whole graph: first all is float16 that can be, then
 Q/DQ pairs go into that, with scales in the type of the tensor that they are for (another one is a type mismatch to its parser).
-What goes where is in `fp16_rules.py` and, for the pairs, in `placement.py`.
+What goes where is in `fp16_rules.py` and, for the pairs, in `tasks/ptq/eight_bit/placement.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from tasks.ptq.build_variant import Materials, float_graph, in_new_operators, slow_parts_of
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.fp8 import quantize_fp8
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.float.fp16 import convert_to_float16
 from tasks.ptq.forms import count_reasons
@@ -74,19 +74,17 @@ def make_form(
 def _quantize(
     candidate: Candidate, base: Path, ranges: dict[str, Range], path: Path, keep_float: Collection[str]
 ) -> dict[str, int]:
-    if candidate.precision == "fp8":
-        report, precision = quantize_fp8(base, ranges, candidate, path, keep_float=keep_float), "FP8 E4M3"
-    else:
-        precision = "INT8"
-        report = quantize_qdq(
-            base,
-            path,
-            ranges,
-            target="tensorrt",
-            every_operator=candidate.every_operator,
-            activation="int8",
-            weights=Int8Weights(candidate.granularity == "pc"),
-            keep_float=keep_float,
-        )
+    is_fp8 = candidate.precision == "fp8"
+    report = quantize_qdq(
+        base,
+        path,
+        ranges,
+        rules=IN_HALF,
+        every_operator=candidate.every_operator,
+        activation="e4m3" if is_fp8 else "int8",
+        weights=Int8Weights(candidate.granularity == "pc"),
+        keep_float=keep_float,
+    )
+    precision = "FP8 E4M3" if is_fp8 else "INT8"
     left = (reason for node, reason in report.left.items() if node not in keep_float)
     return {f"nodes in {precision}": len(report.quantized)} | count_reasons("nodes not quantized", left)

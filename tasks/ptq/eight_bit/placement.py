@@ -1,23 +1,6 @@
-"""Placement of Q/DQ pairs: the rules of each runtime, as tables, and the plan for a graph.
+"""Placement of Q/DQ pairs: the rules of an engine, the plan for a graph, and the rules of explicit quantization.
 
-`ort-cpu`: ONNX Runtime replaces a node by an integer kernel when it finds DequantizeLinear on its inputs and, for most
-kernels, QuantizeLinear on its output. The requirements of each kernel were read from sessions' optimized graphs of one node
-each, version 1.31.1:
-
-- Conv: integer input and weight, an INT32 bias with scale input scale * weight scale, **and** an integer output for every
-  reader; else it stays in float. Gemm: the same, but the output may be float for all readers. MatMul: as Gemm, without bias.
-- A product before Relu or Clip runs in integers only with an integer output after that activation.
-- MatMul of rank 2 before a float Add becomes a float Gemm before integer kernels are matched. It must be rewritten to a Gemm
-  with an INT32 bias (`fuse_bias`). At rank 3 the product stays an integer one.
-- Weights per channel: axis 0 of Conv, the output axis of a rank-2 product. A batch of matrices runs per tensor only.
-- Add, Mul, Concat, Sigmoid, ... (`KERNELS`): integer input and output, each with its own scale, so that residual additions
-  and concatenations need no shared range.
-- INT8 activations: nodes that share an input tensor stay in float on x86. There the runtime first converts INT8 to UINT8, and
-  does so only for pairs with one reader. UINT8 has no such exception.
-- MaxPool, Reshape, ... (`PASS_THROUGH`) only move numbers: the output has the scale and zero point of the input.
-- Relu and Clip: saturation replaces them when the output range ends at their bounds, so they are removed.
-
-`tensorrt`: symmetric INT8 or FP8 on both inputs of Conv, MatMul and Gemm, and nothing else (NVIDIA TensorRT documentation,
+Explicit: symmetric INT8 or FP8 on both inputs of Conv, MatMul and Gemm, and nothing else (NVIDIA TensorRT documentation,
 "Working with Quantized Types", explicit quantization). The rules below were read from the layers of engines that TensorRT-RTX
 1.7.1 built ahead of time, for one pattern at a time and for an encoder and a CNN:
 
@@ -28,34 +11,23 @@ each, version 1.31.1:
 - No Q/DQ on outputs: a Q between Conv and Relu adds a step, while a Q after both is fused with them.
 - No range is shared: before a product, the kernel that quantizes a residual sum or concatenation computes it in float, from
   the float outputs of earlier products.
-
-`openvino`: see `openvino_forms.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import onnx
 
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.graph.edits import (
-    WEIGHT_INPUT,
-    attribute,
-    custom_operators,
-    initializers,
-    names_read,
-    to_array,
-)
+from tasks.ptq.eight_bit.affine import WeightBits
+from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators, initializers, names_read, to_array
 
-QdqTarget = Literal["ort-cpu", "openvino", "tensorrt"]
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
-
-# Operators of ONNX Runtime's CPU provider with an integer kernel for any scales, and operators that only move numbers.
-KERNELS = frozenset({"Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool"})
+# Operators that only move numbers.
 PASS_THROUGH = frozenset(
     {"MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "Expand", "Tile"}
     | {"DepthToSpace", "ReduceMax", "Split"}
@@ -152,81 +124,22 @@ class GraphView:
         return -math.inf, math.inf
 
 
-def place(
-    graph: onnx.GraphProto,
-    ranges: Mapping[str, Range],
-    *,
-    target: Literal["ort-cpu", "tensorrt"],
-    every_operator: bool,
-    keep_float: Collection[str] = (),
-) -> Placement:
-    """Return the plan for a float graph with unique node names. `ranges` maps activations to their clipping ranges.
+class Place(Protocol):
+    """Returns the plan for a float graph with unique node names.
 
-    By default only Conv, MatMul and Gemm with constant weights are quantized. `every_operator` adds products of two
-    activations and, for `ort-cpu`, the operators of `KERNELS` and `PASS_THROUGH` between integer kernels: all inputs are
-    integers and some reader takes integers. Elsewhere a conversion would serve that node alone.
+    `ranges` maps activations to their clipping ranges. `every_operator` asks for products of two activations, and for what else
+    the engine computes in integers. Weights have `bits`.
     """
-    view = GraphView(graph)
-    left = custom_operators(graph)
-    left |= {node.name: NO_KERNEL[node.op_type] for node in graph.node if not node.domain and node.op_type in NO_KERNEL}
-    products = []
-    for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
-        reason = why_not(view, node, ranges, target, every_operator, keep_float)
-        if reason:
-            left[node.name] = reason
-        else:
-            products.append(node)
-    if target == "tensorrt":
-        return Placement(
-            tuple(node.name for node in products), left, frozenset(), read_places(view, products, ()), {}, frozenset()
-        )
-    return _place_for_ort(view, products, left, ranges, every_operator, keep_float)
 
-
-def why_not(
-    view: GraphView,
-    node: onnx.NodeProto,
-    ranges: Mapping[str, Range],
-    target: QdqTarget,
-    every_operator: bool,
-    keep_float: Collection[str],
-) -> str:
-    """Return why a Conv, MatMul or Gemm stays in float, or "" if it is quantized."""
-    if node.name in keep_float:
-        return KEPT
-    weight = view.constants.get(node.input[1])
-    if node.input[0] in view.constants:
-        return "its first input is a constant: only a weight on the right has integer kernels"
-    if weight is None and not (every_operator and node.op_type == "MatMul"):
-        return "its second input is no constant"
-    if weight is not None and (weight.data_type not in FLOATS or len(weight.dims) < 2):
-        return f"its weight has type {onnx.TensorProto.DataType.Name(weight.data_type)} and {len(weight.dims)} axes"
-    needed = [node.input[index] for index in view.activations(node)]
-    if target == "ort-cpu":
-        if len(node.input) > 2 and node.input[2] and not _is_bias(view, node):
-            return "its bias is no constant of one number a channel"
-        if node.op_type == "Conv":
-            needed.append(_result(view, node, ranges, keep_float)[0])
-    lacking = [name for name in needed if name not in ranges or not all(map(math.isfinite, ranges[name]))]
-    return f"no calibrated range of {lacking[0]!r}" if lacking else ""
-
-
-def _result(
-    view: GraphView, node: onnx.NodeProto, ranges: Mapping[str, Range], keep_float: Collection[str]
-) -> tuple[str, str]:
-    """Return the output tensor of a node's integer kernel, and the name of the activation folded into it ("" for none)."""
-    activation = view.folds(node)
-    if activation is None or activation.name in keep_float or activation.output[0] not in ranges:
-        return node.output[0], ""
-    return activation.output[0], activation.name
-
-
-def _is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
-    bias, weight = view.constants.get(node.input[2]), view.constants.get(node.input[1])
-    if bias is None or weight is None:
-        return False
-    channels = weight.dims[0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1]
-    return list(bias.dims) in ([channels], [1, channels])
+    def __call__(
+        self,
+        graph: onnx.GraphProto,
+        ranges: Mapping[str, Range],
+        *,
+        every_operator: bool,
+        keep_float: Collection[str] = (),
+        bits: WeightBits = 8,
+    ) -> Placement: ...
 
 
 def read_places(
@@ -241,72 +154,87 @@ def read_places(
     return places
 
 
-def _place_for_ort(
+def split_products(
+    view: GraphView, left: dict[str, str], why_float: Callable[[onnx.NodeProto], str]
+) -> list[onnx.NodeProto]:
+    """Return the Conv, MatMul and Gemm to quantize; add those for which `why_float` has a reason to `left`."""
+    products = []
+    for node in [node for node in view.graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
+        if reason := why_float(node):
+            left[node.name] = reason
+        else:
+            products.append(node)
+    return products
+
+
+def why_not(
     view: GraphView,
-    products: list[onnx.NodeProto],
-    left: dict[str, str],
+    node: onnx.NodeProto,
     ranges: Mapping[str, Range],
     every_operator: bool,
     keep_float: Collection[str],
-) -> Placement:
-    found = {node.name: _result(view, node, ranges, keep_float) for node in products}
-    results = {name: tensor for name, (tensor, _) in found.items()}
-    outputs = {results[node.name] for node in products if node.op_type == "Conv"}
-    chain = _chain(view, outputs, products, ranges, keep_float) if every_operator else []
-    for node in chain:
-        outputs.update(filter(None, node.output))
-    integer = {node.name for node in [*products, *chain]}
-    for node in products:
-        # A float output of a product costs nothing, with two exceptions. With float and integer readers the runtime picks no
-        # integer kernel at all. After a Relu or Clip it needs an integer output behind that.
-        readers = view.readers.get(results[node.name], [])
-        in_float = view.activation_behind(node) if results[node.name] in ranges else None
-        if (
-            found[node.name][1]
-            or in_float
-            or any(reader.name in integer and index in view.activations(reader) for reader, index in readers)
-        ):
-            outputs.add(results[node.name])
-    if every_operator:
-        for node in view.graph.node:
-            # Only float tensors have ranges; shape tensors pass through the same operators.
-            if node.op_type in KERNELS | PASS_THROUGH and node.name not in integer and node.output[0] in ranges:
-                left.setdefault(node.name, KEPT if node.name in keep_float else "not between integer kernels")
-    return Placement(
-        nodes=tuple(node.name for node in view.graph.node if node.name in integer),
-        left=left,
-        outputs=frozenset(outputs),
-        inputs=read_places(view, products, outputs),
-        shares={name: node.input[0] for node in chain if node.op_type in PASS_THROUGH for name in node.output if name},
-        folded=frozenset(activation for tensor, activation in found.values() if activation and tensor in outputs),
-    )
+) -> str:
+    """Return why a Conv, MatMul or Gemm stays in float in any engine, or ""."""
+    if node.name in keep_float:
+        return KEPT
+    weight = view.constants.get(node.input[1])
+    if node.input[0] in view.constants:
+        return "its first input is a constant: only a weight on the right has integer kernels"
+    if weight is None and not (every_operator and node.op_type == "MatMul"):
+        return "its second input is no constant"
+    if weight is not None and (weight.data_type not in FLOATS or len(weight.dims) < 2):
+        return f"its weight has type {onnx.TensorProto.DataType.Name(weight.data_type)} and {len(weight.dims)} axes"
+    return lacking_range([node.input[index] for index in view.activations(node)], ranges)
 
 
-def _chain(
-    view: GraphView,
-    made: set[str],
-    products: list[onnx.NodeProto],
+def lacking_range(tensors: Collection[str], ranges: Mapping[str, Range]) -> str:
+    """Return the reason that the first tensor without a finite range is, or ""."""
+    lacking = [name for name in tensors if name not in ranges or not all(map(math.isfinite, ranges[name]))]
+    return f"no calibrated range of {lacking[0]!r}" if lacking else ""
+
+
+def left_by_operator(graph: onnx.GraphProto) -> dict[str, str]:
+    """Return the reason of each custom operator, and of each operator that multiplies and has no integer kernel for pairs."""
+    kinds = {node.name: NO_KERNEL[node.op_type] for node in graph.node if not node.domain and node.op_type in NO_KERNEL}
+    return custom_operators(graph) | kinds
+
+
+def place_explicitly(
+    graph: onnx.GraphProto,
     ranges: Mapping[str, Range],
-    keep_float: Collection[str],
-) -> list[onnx.NodeProto]:
-    """Return the nodes of `KERNELS` and `PASS_THROUGH` that read integers only and have an integer reader."""
-    integers = set(made)
-    candidates = []
-    for node in view.graph.node:
-        passes = node.op_type in PASS_THROUGH
-        if node.domain or node.name in keep_float or not (passes or node.op_type in KERNELS):
-            continue
-        if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1]:
-            continue  # its second output, the indices of the largest, is not a quantized tensor
-        reads = [node.input[index] for index in view.activations(node)]
-        if reads and all(name in integers for name in reads) and (passes or node.output[0] in ranges):
-            candidates.append(node)
-            integers.update(filter(None, node.output))
-    wanted = {node.name for node in products}
-    kept = []
-    for node in reversed(candidates):
-        readers = [pair for name in node.output for pair in view.readers.get(name, [])]
-        if any(reader.name in wanted and index in view.activations(reader) for reader, index in readers):
-            wanted.add(node.name)
-            kept.append(node)
-    return kept[::-1]
+    *,
+    every_operator: bool,
+    keep_float: Collection[str] = (),
+    bits: WeightBits = 8,  # noqa: ARG001  # of the protocol `Place`
+) -> Placement:
+    """Return the plan of explicit quantization: pairs on the inputs of products, whoever else reads them; see `Place`."""
+    view, left = GraphView(graph), left_by_operator(graph)
+    products = split_products(view, left, lambda node: why_not(view, node, ranges, every_operator, keep_float))
+    names = tuple(node.name for node in products)
+    return Placement(names, left, frozenset(), read_places(view, products, ()), {}, frozenset())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRules:
+    """Rules of an engine for Q/DQ pairs, and for the numbers in them; the defaults are those of explicit quantization.
+
+    `prepare` rewrites the float graph before `place`, given the ranks of its tensors and the nodes kept in float. Ranges are
+    symmetric around zero "always", "never", or "below zero": where the activation has negative values; it is UINT8 elsewhere.
+    `int32_bias`: a quantized bias of the products, without alpha and beta. `in_half`: float16 tensors may have pairs.
+    `place_weights` is the plan for weights alone, if the engine finds ranges at run time by itself; else operators find them.
+    `rest_at_run_time`: what has no pairs gets ranges at run time too. `untied`: a constant that an embedding and a product read
+    is stored for each of them.
+    """
+
+    place: Place = place_explicitly
+    prepare: Callable[[onnx.GraphProto, Mapping[str, int], Collection[str]], object] = lambda *_: None
+    symmetric: Literal["always", "never", "below zero"] = "always"
+    int32_bias: bool = False
+    in_half: bool = False
+    place_weights: Callable[[onnx.GraphProto, Collection[str]], Placement] | None = None
+    rest_at_run_time: bool = False
+    untied: bool = False
+
+
+EXPLICIT = PairRules()
+IN_HALF = PairRules(in_half=True)

@@ -1,6 +1,7 @@
 """Static INT8 and FP8 quantization: QuantizeLinear and DequantizeLinear pairs where the target's kernels need them.
 
-`placement.py` decides the positions of the pairs, `affine.py` computes scales and zero points, this module rewrites the graph.
+The rules of an engine (`placement.py`) decide the positions of the pairs, `affine.py` computes scales and zero points, and this
+module rewrites the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tasks.ptq.eight_bit.affine import (
 )
 from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.eight_bit.placement import GraphView, Placement, QdqTarget, place
+from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
     describe_tensors,
@@ -35,7 +36,6 @@ from tasks.ptq.eight_bit.qdq_checks import (
     refuse_model,
     weight_type,
 )
-from tasks.ptq.eight_bit.signs import make_factors_positive
 from tasks.ptq.graph.edits import (
     WEIGHT_INPUT,
     Names,
@@ -47,8 +47,6 @@ from tasks.ptq.graph.edits import (
     save_model,
     to_array,
 )
-from tasks.ptq.graph.fuse_bias import fuse_bias
-from tasks.ptq.openvino_forms import place_for_openvino, place_weights
 
 QuantizedType = Literal["uint8", "int8", "e4m3"]
 
@@ -66,47 +64,34 @@ def quantize_qdq(
     variant: Path,
     ranges: Mapping[str, Range] | None,
     *,
-    target: QdqTarget,
+    rules: PairRules,
     every_operator: bool,
     activation: QuantizedType,
     weights: Int8Weights,
     keep_float: Collection[str] = (),
 ) -> QdqReport:
-    """Write a Q/DQ form of a float model for one target.
+    """Write a Q/DQ form of a float model by the rules of an engine.
 
-    `ranges` maps activations to (low, high); with None, which `openvino` alone supports, they stay in float and weights alone
-    are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8.
-    Activations are asymmetric for `ort-cpu` and symmetric for `tensorrt`; for `openvino`, a range that reaches below zero
-    gets symmetric INT8 instead of UINT8. With `e4m3` weights and activations are FP8, placed by the rules of `tensorrt` for
-    either target: a CPU, which has no FP8 kernels, then reproduces TensorRT's numbers.
+    `ranges` maps activations to (low, high); with None, for engines with `rules.place_weights`, they stay in float and weights
+    alone are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8; with `e4m3` weights and
+    activations are FP8, with scales of amax / 448.
 
     Raises:
-        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the target does not
+        CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the rules do not
             support such activations; `invalid`: `keep_float` has an unknown name, or the result is not a valid model with the
             same inputs and outputs.
     """
     proto = onnx.load(model)
     name_nodes(proto.graph)
-    refuse_model(proto, target, "int8" if activation == "e4m3" else activation, keep_float)
+    refuse_model(proto, rules, "int8" if activation == "e4m3" else activation, keep_float)
     interface = interface_of(proto.graph)
     types, ranks = describe_tensors(proto)
-    rules: QdqTarget = "tensorrt" if activation == "e4m3" else target
-    if rules == "ort-cpu":
-        fuse_bias(proto.graph, ranks, keep_float)
-    if rules == "openvino" and ranges is not None:
-        make_factors_positive(proto.graph)
-    if ranges is None:
-        plan = place_weights(proto.graph, keep_float)
-    elif rules == "openvino":
-        plan = place_for_openvino(
-            proto.graph,
-            ranges,
-            every_operator=every_operator,
-            keep_float=keep_float,
-            adds_pairs_in_16_bits=weights.bits == 7,
-        )
+    if ranges is not None:
+        rules.prepare(proto.graph, ranks, keep_float)
+        plan = rules.place(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float, bits=weights.bits)
     else:
-        plan = place(proto.graph, ranges, target=rules, every_operator=every_operator, keep_float=keep_float)
+        assert rules.place_weights is not None
+        plan = rules.place_weights(proto.graph, keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
         raise_problem(
@@ -130,7 +115,7 @@ class _Stored:
 
 @dataclass
 class _Rewriter:
-    """Rewrite of one graph by the rules of `target`.
+    """Rewrite of one graph by the rules of an engine.
 
     `pairs` are inserted after the producer of their tensor, `first` before all nodes.
     """
@@ -138,7 +123,7 @@ class _Rewriter:
     view: GraphView
     plan: Placement
     ranges: Mapping[str, Range]
-    target: QdqTarget
+    rules: PairRules
     activation: QuantizedType
     weights: Int8Weights
     types: Mapping[str, int]
@@ -177,8 +162,9 @@ class _Rewriter:
             low, high = self.ranges[tensor]
             least, most = self.view.bounds(tensor)
             low, high = (min(max(end, least), most) for end in (low, high))
-            kind: ActivationType = "int8" if self.target == "openvino" and low < 0 else self.integer
-            symmetric = self.target == "tensorrt" or (self.target == "openvino" and kind == "int8")
+            is_signed = self.rules.symmetric == "below zero" and low < 0
+            kind: ActivationType = "int8" if is_signed else self.integer
+            symmetric = is_signed or self.rules.symmetric == "always"
             self.affine[tensor] = fit_range(low, high, kind, symmetric=symmetric, dtype=self._float_of(tensor))
         return self.affine[tensor]
 
@@ -211,10 +197,10 @@ class _Rewriter:
         weight = self.view.constants[node.input[1]]
         values = to_array(weight)
         axis = self._channel_axis(node, weight)
-        bias_name = node.input[2] if len(node.input) > 2 and self.target == "ort-cpu" else ""
+        bias_name = node.input[2] if len(node.input) > 2 and self.rules.int32_bias else ""
         bias: NDArray[Any] | None = None
         smallest: NDArray[Any] = np.zeros(())
-        if node.op_type == "Gemm" and self.target == "ort-cpu":
+        if node.op_type == "Gemm" and self.rules.int32_bias:
             values = values * np.asarray(_take(node, "alpha"), values.dtype)
         if bias_name:
             bias = to_array(self.view.constants[bias_name]).reshape(-1)

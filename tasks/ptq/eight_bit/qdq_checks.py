@@ -8,12 +8,12 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.eight_bit.affine import ActivationType
-from tasks.ptq.eight_bit.placement import FLOATS, GraphView, QdqTarget
+from tasks.ptq.eight_bit.placement import FLOATS, GraphView, PairRules
 from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, message_bytes, weight_input
 from validators.errors import CandidateRefused, RefusalKind
 from validators.graph.source_graph import KNOWN_DOMAINS
 
-# Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; TensorRT gets 21.
+# Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; engines that take float16 get 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
 _QUANTIZED = (
     "QuantizeLinear",
@@ -42,9 +42,9 @@ def weight_type(view: GraphView) -> int:
 
 
 def refuse_model(
-    proto: onnx.ModelProto, target: QdqTarget, activation: ActivationType, keep_float: Collection[str]
+    proto: onnx.ModelProto, rules: PairRules, activation: ActivationType, keep_float: Collection[str]
 ) -> None:
-    """Refuse a model or options that cannot be quantized for the target.
+    """Refuse a model or options that cannot be quantized by the rules of an engine.
 
     Raises:
         CandidateRefused: `unsupported` or `invalid`: the first problem found.
@@ -54,7 +54,7 @@ def refuse_model(
         (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS and node.op_type.startswith(_QUANTIZED)), ""
     )
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
-    least = FLOAT16_OPSET if half or target == "tensorrt" else LEAST_OPSET
+    least = FLOAT16_OPSET if half or rules.in_half else LEAST_OPSET
     opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
     unknown = sorted(set(keep_float) - {node.name for node in nodes})
     problem: tuple[RefusalKind, str, str, str] | None = None
@@ -67,18 +67,18 @@ def refuse_model(
         )
     elif opset < least:
         problem = ("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
-    elif target == "tensorrt" and activation != "int8":
+    elif rules.symmetric == "always" and activation != "int8":
         problem = (
             "unsupported",
-            f"{activation} for TensorRT",
-            "int8: it parses no zero point but 0",
+            f"{activation} activations",
+            "int8: the engine reads no zero point but 0",
             "take int8 activations",
         )
-    elif half and target != "tensorrt":
+    elif half and not rules.in_half:
         problem = (
             "unsupported",
-            f"float16 weights on {target}",
-            "float32: its kernels have no others",
+            "float16 weights",
+            "float32: the engine's kernels for pairs have no others",
             "take the float32 model",
         )
     elif unknown:

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.eight_bit.placement import IN_HALF, GraphView
 from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, interface_of, raise_problem, refuse_model
 from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
 from tasks.ptq.graph.edits import (
@@ -56,7 +56,7 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
             no node can be float16; `invalid`: the result is not a valid model with the same inputs and outputs.
     """
     proto = onnx.load(model)
-    refuse_model(proto, "tensorrt", "int8", ())
+    refuse_model(proto, IN_HALF, "int8", ())
     name_nodes(proto.graph)
     interface = interface_of(proto.graph)
     view = GraphView(proto.graph)

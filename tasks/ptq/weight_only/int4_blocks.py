@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
+from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.qdq_checks import check_variant, interface_of, raise_problem, refuse_model
 from tasks.ptq.graph.edits import (
     Names,
@@ -127,7 +128,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
             not a valid model with the same inputs and outputs.
     """
     proto = onnx.load(model)
-    refuse_model(proto, "tensorrt", "int8", ())
+    refuse_model(proto, IN_HALF, "int8", ())
     interface = interface_of(proto.graph)
     plan = find_sites(proto.graph, block_size=block_size, exclude=())
     left = dict(plan.left)

@@ -10,10 +10,10 @@ import pytest
 from fuzz import draw_model
 from odd import Odd, distance, draw, model_of, node, run, weights
 
+from tasks.engines.openvino import signs
+from tasks.engines.openvino.signs import make_factors_positive
 from tasks.engines.variants import make_variant
-from tasks.ptq import openvino_forms
-from tasks.ptq.eight_bit import qdq, smooth, smoothed_graph
-from tasks.ptq.eight_bit.signs import make_factors_positive
+from tasks.ptq.eight_bit import smooth, smoothed_graph
 from tasks.ptq.weight_only import matmul_nbits
 from tasks.runtimes.runner import open_runner
 from validators.errors import CandidateRefused
@@ -125,8 +125,7 @@ def test_signs_count_through_products_with_further_constants(tmp_path: Path) -> 
 
 def test_a_function_that_the_engine_changes_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file without the remedy: the loss is not INT8's, and the variant says so."""
-    monkeypatch.setattr(qdq, "make_factors_positive", lambda graph: 0)
-    monkeypatch.setattr(openvino_forms, "has_negative_factors", lambda view, tensor: False)
+    monkeypatch.setattr(signs, "negative_factor", lambda view, node: None)
     odd = odd_of(scaled(), tmp_path)
     variant = made(odd, STATIC, tmp_path)
     assert apart(odd, variant) > 0.5

@@ -18,11 +18,13 @@ from tasks.ptq.build_variant import ranges_for
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import E4M3_MAX
 from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
-from tasks.ptq.eight_bit.fp8 import quantize_fp8
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.placement import EXPLICIT
+from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import decode
+from validators.job.candidate_name import Candidate, decode
 
 Floats = NDArray[np.float64]
 PER_CHANNEL, PER_TENSOR = decode("fp8-amax-pc@ort-cpu"), decode("fp8-amax-pt@ort-cpu")
@@ -96,8 +98,15 @@ def prepare(model: onnx.ModelProto, tiny: Tiny, folder: Path) -> tuple[Path, dic
     return folder / "prepared.onnx", minmax(folder / "prepared.onnx", tiny)
 
 
+def quantize_fp8(model: Path, ranges: dict[str, Range], candidate: Candidate, variant: Path) -> QdqReport:
+    """The FP8 form, for any engine."""
+    weights = Int8Weights(candidate.granularity == "pc")
+    options: dict[str, Any] = {"every_operator": False, "activation": "e4m3", "weights": weights}
+    return quantize_qdq(model, variant, ranges, rules=EXPLICIT, **options)
+
+
 def minmax(prepared: Path, tiny: Tiny) -> dict[str, Range]:
-    return ranges_for(PER_CHANNEL, statistics_of(prepared, tiny.calibration))
+    return ranges_for(PER_CHANNEL, statistics_of(prepared, tiny.calibration), EXPLICIT)
 
 
 @pytest.mark.parametrize("candidate", [PER_CHANNEL, PER_TENSOR], ids=["per channel", "per tensor"])

@@ -13,13 +13,14 @@ import pytest
 from odd import FLOAT, draw, info, model_of, node, weights
 from onnx import helper, numpy_helper
 
+from tasks.engines.ort.pairs import PAIRS, place_for_ort
 from tasks.measure.taps import find_taps
 from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.eight_bit.placement import GraphView, place
+from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.eight_bit.qdq_checks import refuse_model, weight_type
 from tasks.ptq.eight_bit.smooth import ChannelStatistics, smooth
 from tasks.ptq.eight_bit.tied import find_tables, retie
@@ -62,7 +63,7 @@ def test_products(domain: str) -> None:
     assert len(weighted_nodes(graph)) == len(find_taps(graph, "y", None).watched) == (0 if domain else 2)
     assert weight_type(GraphView(graph)) == FLOAT
     ranges = dict.fromkeys(("x", "p", "y"), (-1.0, 1.0))
-    plan = place(graph, ranges, target="ort-cpu", every_operator=True)
+    plan = place_for_ort(graph, ranges, every_operator=True)
     assert plan.nodes == (() if domain else ("first", "second"))
     assert plan.left == ({"first": f"{WHY}MatMul", "second": f"{WHY}Gemm"} if domain else {})
     sites = find_sites(graph, block_size=32, exclude=())
@@ -190,10 +191,10 @@ def test_a_head_is_tied_again_to_what_a_look_up_reads(domain: str) -> None:
 def test_a_model_with_such_an_operator_is_no_quantized_one(domain: str) -> None:
     model = two_layers(domain, "QLinearSomething")
     if domain:
-        refuse_model(model, "ort-cpu", "uint8", ())
+        refuse_model(model, PAIRS, "uint8", ())
     else:
         with pytest.raises(CandidateRefused, match="quantized already"):
-            refuse_model(model, "ort-cpu", "uint8", ())
+            refuse_model(model, PAIRS, "uint8", ())
 
 
 @BOTH

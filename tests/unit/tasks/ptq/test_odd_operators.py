@@ -99,9 +99,8 @@ LEFT = {
 def test_operators_of_other_domains_are_left_in_float_and_listed(made: GetOdd, name: str) -> None:
     """With what they are, beside the two layers that are quantized around them."""
     odd = made(name)
-    report = quantize_int8(
-        decode("int8-static-minmax-pc@ort-cpu"), odd.materials, odd.prepared, odd.folder / "static.onnx"
-    )
+    candidate = decode("int8-static-minmax-pc@ort-cpu")
+    report = quantize_int8(candidate, odd.materials_for(candidate), odd.prepared, odd.folder / "static.onnx")
     assert len(report.quantized) == 2
     assert report.left == LEFT[name]
     assert notes_of(odd.prepared) == {}

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX
 
+from tasks.engines.openvino.pairs import PAIRS, place_for_openvino, place_weights
 from tasks.engines.variants import refuse_other_targets, session_settings
+from tasks.ptq.build_variant import ranges_for
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
-from tasks.ptq.openvino_forms import place_for_openvino, place_weights, ranges_for_openvino
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
@@ -152,7 +153,7 @@ def quantize(model: Path, ranges: Mapping[str, tuple[float, float]], path: Path,
         model,
         path,
         ranges,
-        target="openvino",
+        rules=PAIRS,
         every_operator=every,
         activation="uint8",
         weights=Int8Weights(),
@@ -173,7 +174,7 @@ def fake_weight(weight: Array) -> Array:
 
 def test_the_numbers_of_a_small_model(tiny: Tiny, tmp_path: Path) -> None:
     """Against float64: `x` with a sign, what leaves Relu without, weights per channel, the bias untouched."""
-    ranges = ranges_for_openvino(statistics_of_copy(tiny, tmp_path), "minmax")
+    ranges = ranges_for(decode("int8-static-minmax-pc@openvino"), statistics_of_copy(tiny, tmp_path), PAIRS)
     report = quantize(tmp_path / "tiny.onnx", ranges, tmp_path / "variant.onnx")
     assert report.quantized == ("first_matmul", "second_matmul")
     first, bias, second = (np.asarray(weight, np.float64) for weight in tiny.weights)
@@ -193,7 +194,7 @@ def statistics_of_copy(tiny: Tiny, folder: Path) -> Path:
 
 def test_ranges_have_two_even_sides_or_one(tiny: Tiny, tmp_path: Path) -> None:
     statistics = statistics_of_copy(tiny, tmp_path)
-    found = ranges_for_openvino(statistics, "percentile")
+    found = ranges_for(decode("int8-static-percentile-pc@openvino"), statistics, PAIRS)
     assert found["x"] == read_ranges(statistics, "percentile", symmetric=True)["x"]
     assert found["hidden"] == read_ranges(statistics, "percentile", symmetric=False)["hidden"]
     assert found["hidden"][0] >= 0 and found["x"][0] == -found["x"][1]
@@ -245,7 +246,7 @@ def test_ranges_at_run_time_store_weights_alone(tiny: Tiny, tmp_path: Path) -> N
         tiny.model,
         tmp_path / "v.onnx",
         None,
-        target="openvino",
+        rules=PAIRS,
         every_operator=False,
         activation="uint8",
         weights=Int8Weights(),
@@ -283,7 +284,7 @@ def test_tables_of_embeddings_become_integers_by_row(ranges: Ranges | None, tmp_
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
     options = {"every_operator": False, "activation": "uint8", "weights": Int8Weights()}
-    report = quantize_qdq(tmp_path / "m.onnx", tmp_path / "v.onnx", ranges, target="openvino", **options)
+    report = quantize_qdq(tmp_path / "m.onnx", tmp_path / "v.onnx", ranges, rules=PAIRS, **options)
     assert report.quantized == ("e", "y")
     made = onnx.load(tmp_path / "v.onnx").graph
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.initializer}

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import BITS_HERE
 
+from tasks.engines.ort.pairs import PAIRS
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.eight_bit.placement import QdqTarget
+from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.graph.prepare import prepare_graph
@@ -52,9 +53,9 @@ class Case:
     def quantize(self, **changes: Any) -> tuple[Path, QdqReport]:
         """The Q/DQ form, and what was done."""
         options: dict[str, Any] = {
-            "target": "ort-cpu",
+            "rules": PAIRS,
             "every_operator": False,
-            "activation": "int8" if changes.get("target") == "tensorrt" else "uint8",
+            "activation": "int8" if changes.get("rules") is IN_HALF else "uint8",
             "weights": Int8Weights(),
         }
         variant = self.path.with_name("variant.onnx")
@@ -319,7 +320,7 @@ def test_products_of_two_activations_belong_to_the_wide_scope(tmp_path: Path, bi
     assert sqnr_db(case.values["y"], run(variant, case.x)) > 30
 
 
-PAIRS: dict[str, tuple[onnx.NodeProto, dict[str, Array], str]] = {
+CHAINS: dict[str, tuple[onnx.NodeProto, dict[str, Array], str]] = {
     "Sigmoid": (op("Sigmoid", "c", "z"), {}, "QLinearSigmoid"),
     "LeakyRelu": (op("LeakyRelu", "c", "z", alpha=0.1), {}, "QLinearLeakyRelu"),
     "Softmax": (op("Softmax", "c", "z", axis=1), {}, "QLinearSoftmax"),
@@ -336,10 +337,10 @@ PAIRS: dict[str, tuple[onnx.NodeProto, dict[str, Array], str]] = {
 
 
 @pytest.mark.parametrize("bits", BITS_HERE)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", CHAINS)
 def test_an_operator_between_convolutions_stays_in_integers(tmp_path: Path, name: str, bits: WeightBits) -> None:
     """One QuantizeLinear at the start, one DequantizeLinear at the end, and nothing in float between."""
-    node, constants, kernel = PAIRS[name]
+    node, constants, kernel = CHAINS[name]
     weights = {"w": draw(8, 4, 3, 3), "b": draw(8), "w2": draw(6, 8, 1, 1), "b2": draw(6)}
     node = onnx.NodeProto.FromString(node.SerializeToString())
     nodes = [op("Conv", "x w b", "c"), node, op("Conv", "z w2 b2", "y")]
@@ -423,7 +424,7 @@ def test_tensorrt_gets_symmetric_pairs_on_inputs_only(tmp_path: Path, dtype: Any
     nodes = [op("Conv", "x w b", "c"), op("Relu", "c", "r"), op("Conv", "r w2", "d"), op("Add", "d r", "s")]
     nodes += [op("Reshape", "s shape", "f"), op("MatMul", "f w3", "m"), op("Gemm", "m w4", "y", transB=1)]
     case = build(tmp_path, nodes, constants, (4, 8, 8), dtype=dtype)
-    variant, report = case.quantize(target="tensorrt")
+    variant, report = case.quantize(rules=IN_HALF)
     assert report.quantized == ("c", "d", "m", "y")
     axes = {"c": 0, "d": 0, "m": 1, "y": 0}
     readers = Counter[str]()
@@ -493,7 +494,7 @@ def test_a_shared_weight_is_stored_once(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "unsigned for TensorRT": ({"target": "tensorrt", "activation": "uint8"}, "unsupported", "uint8 for TensorRT"),
+    "unsigned for TensorRT": ({"rules": IN_HALF, "activation": "uint8"}, "unsupported", "uint8 activations"),
     "unknown node": ({"keep_float": ["nothing"]}, "invalid", "nothing"),
     "nothing left": ({"keep_float": ["c", "y"]}, "unsupported", "no node to quantize"),
     "no ranges": ({"ranges": {}}, "unsupported", "no calibrated range"),
@@ -514,9 +515,8 @@ def test_a_quantized_model_an_old_opset_and_float16_are_refused(tmp_path: Path) 
     with pytest.raises(CandidateRefused, match="quantized already"):
         Case(variant, case.x, case.values).quantize()
     old = build(tmp_path, [op("MatMul", "x w", "y")], {"w": draw(8, 8)}, (8,), opset=17)
-    target: QdqTarget = "tensorrt"
     with pytest.raises(CandidateRefused, match="opset 17"):
-        old.quantize(target=target)
+        old.quantize(rules=IN_HALF)
     half = build(tmp_path, [op("MatMul", "x w", "y")], {"w": draw(8, 8).astype(np.float16)}, (8,), dtype=np.float16)
     with pytest.raises(CandidateRefused, match="float16"):
         half.quantize()

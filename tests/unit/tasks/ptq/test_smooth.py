@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_qdq import BASIC, Case, build, draw, kernels, op, run, sqnr_db
 
+from tasks.engines.ort.pairs import PAIRS
 from tasks.ptq.eight_bit.bias_correction import correct_bias, watch
+from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.smooth import ChannelStatistics, output_error, read_channels, smooth, smoothing_factors
 from tasks.runtimes.ort import open_session, run_outputs
 
@@ -124,9 +126,9 @@ def test_planted_channels_cost_nothing_once_smoothed(tmp_path: Path, name: str, 
     smoothed = again(tmp_path / "smooth.onnx", case.x)
     scale = np.abs(case.values["y"]).max()
     assert np.abs(smoothed.values["y"] - case.values["y"]).max() <= 1e-5 * scale
-    plain, _ = case.quantize(target=target)
+    plain, _ = case.quantize(rules=PAIRS if target == "ort-cpu" else IN_HALF)
     before = sqnr_db(case.values["y"], run(plain, case.x, BASIC))
-    variant, _ = smoothed.quantize(target=target)
+    variant, _ = smoothed.quantize(rules=PAIRS if target == "ort-cpu" else IN_HALF)
     after = sqnr_db(case.values["y"], run(variant, case.x, BASIC))
     assert before < 20 and after > 30 and after > before + 15
     if target == "ort-cpu":
@@ -232,7 +234,7 @@ def shifted(folder: Path, kind: str) -> Case:
 def test_the_mean_of_every_channel_comes_back(tmp_path: Path, kind: str, target: str) -> None:
     """Over the samples that it was made from; and on others the outputs are closer than before."""
     case = shifted(tmp_path, kind)
-    variant, report = case.quantize(target=target)
+    variant, report = case.quantize(rules=PAIRS if target == "ort-cpu" else IN_HALF)
     x, fresh = case.x[:32], case.x[32:]
     corrected = tmp_path / "corrected.onnx"
     done = correct_bias(case.path, variant, corrected, [{"x": x[:20]}, {"x": x[20:]}])

@@ -43,7 +43,7 @@ def has_negative_factors(view: GraphView, tensor: str) -> bool:
     return False
 
 
-def make_factors_positive(graph: onnx.GraphProto) -> int:
+def make_factors_positive(graph: onnx.GraphProto, *_: object) -> int:
     """Move negative signs of factors into the weights of the products that read them, exactly; return how many were moved.
 
     A factor stays as it is if anything else reads its product, or if it is not one of the last axis alone.

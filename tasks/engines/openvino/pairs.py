@@ -1,4 +1,4 @@
-"""Files for the `openvino` target: supported recipes, and the Q/DQ pairs that its INT8 kernels need.
+"""Q/DQ pairs for OpenVINO: those that its INT8 kernels need.
 
 OpenVINO's low precision transformations make an operator compute in integers when QuantizeLinear and DequantizeLinear stand
 on its inputs; outputs need none (OpenVINO documentation, "Low Precision Transformations"; "Quantized models compute and
@@ -34,16 +34,25 @@ normalizations itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import onnx
 
-from tasks.ptq.calibrate.calibration import read_ranges
+from tasks.engines.openvino.signs import has_negative_factors, make_factors_positive
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.placement import FLOATS, FOLDED, KEPT, PASS_THROUGH, GraphView, Placement, read_places, why_not
-from tasks.ptq.eight_bit.signs import has_negative_factors
-from tasks.ptq.graph.edits import WEIGHT_INPUT, attribute, custom_operators, operator_of
-from validators.job.candidate_name import RangeMethod
+from tasks.ptq.eight_bit.affine import WeightBits
+from tasks.ptq.eight_bit.placement import (
+    FLOATS,
+    FOLDED,
+    KEPT,
+    PASS_THROUGH,
+    GraphView,
+    PairRules,
+    Placement,
+    read_places,
+    split_products,
+    why_not,
+)
+from tasks.ptq.graph.edits import attribute, custom_operators, operator_of
 
 SUMS = frozenset({"Add", "Concat"})
 SOFTMAX = "it reads a softmax, whose small numbers lose most in 8 bits"
@@ -59,23 +68,16 @@ def place_for_openvino(
     *,
     every_operator: bool,
     keep_float: Collection[str] = (),
-    adds_pairs_in_16_bits: bool = False,
+    bits: WeightBits = 8,
 ) -> Placement:
-    """Return the placement of Q/DQ pairs for a float graph with unique node names; arguments as in `placement.place`.
+    """Return the plan for a graph; see `Place`. Weights have 7 bits on processors that add pairs of products in 16 bits."""
+    view, left = GraphView(graph), custom_operators(graph)
 
-    `adds_pairs_in_16_bits`: so does the processor.
-    """
-    view = GraphView(graph)
-    left = custom_operators(graph)
-    products = []
-    for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
-        reason = why_not(view, node, ranges, "openvino", every_operator, keep_float) or _why_float(view, node)
-        if not reason and adds_pairs_in_16_bits and node.input[1] not in view.constants:
-            reason = SATURATES
-        if reason:
-            left[node.name] = reason
-        else:
-            products.append(node)
+    def why_float(node: onnx.NodeProto) -> str:
+        reason = why_not(view, node, ranges, every_operator, keep_float) or _why_float(view, node)
+        return SATURATES if not reason and bits == 7 and node.input[1] not in view.constants else reason
+
+    products = split_products(view, left, why_float)
     sums = _sums(view, products, ranges, keep_float) if every_operator else []
     integer = {node.name for node in [*products, *sums]} | _tables(view, keep_float, bool(products))
     if every_operator:
@@ -93,24 +95,22 @@ def place_for_openvino(
 
 
 def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> Placement:
-    """Return the placement of INT8 weights alone, of each MatMul and Gemm with a constant weight of two axes."""
-    view = GraphView(graph)
-    left = custom_operators(graph)
+    """Return the plan for INT8 weights alone, of each MatMul and Gemm with a constant weight of two axes."""
+    view, left = GraphView(graph), custom_operators(graph)
     # No range is needed: what has one of no width cannot be left out for lack of it.
     ranges: dict[str, Range] = {name: (0.0, 0.0) for node in graph.node for name in node.input}
-    products = []
-    for node in [node for node in graph.node if node.op_type in WEIGHT_INPUT and node.name not in left]:
+
+    def why_float(node: onnx.NodeProto) -> str:
         weight = view.constants.get(node.input[1])
-        reason = why_not(view, node, ranges, "openvino", False, keep_float)
+        reason = why_not(view, node, ranges, False, keep_float)
         if not reason and node.op_type not in ("MatMul", "Gemm"):
             reason = f"a {node.op_type} with INT8 weights alone runs in float"
         if not reason and weight is not None and len(weight.dims) != 2:
             reason = f"its weight has {len(weight.dims)} axes, and those of 2 alone stay integers"
-        if reason:
-            left[node.name] = reason
-        else:
-            products.append(node.name)
-    integer = _tables(view, keep_float, bool(products)).union(products)
+        return reason
+
+    products = split_products(view, left, why_float)
+    integer = _tables(view, keep_float, bool(products)).union(node.name for node in products)
     nodes = tuple(node.name for node in graph.node if node.name in integer)
     return Placement(nodes, left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
 
@@ -189,8 +189,10 @@ def _sums(
     return kept[::-1]
 
 
-def ranges_for_openvino(statistics: Path, method: RangeMethod) -> dict[str, Range]:
-    """Return the range of each activation: from zero if it is never negative, else symmetric around zero."""
-    plain = read_ranges(statistics, method, symmetric=False)
-    even = read_ranges(statistics, method, symmetric=True)
-    return {name: (low, high) if low >= 0 else even[name] for name, (low, high) in plain.items()}
+PAIRS = PairRules(
+    place=place_for_openvino,
+    prepare=make_factors_positive,
+    symmetric="below zero",
+    place_weights=place_weights,
+    untied=True,
+)
