@@ -23,6 +23,8 @@ from validators.job.job import Job
 from validators.records.run import Inventory
 
 FLOW = "candidate"
+# Patience counts these seconds between two looks, and not how long a look takes: while the server does not answer, it records no
+# heartbeat of a living worker either.
 POLL_SECONDS = 1.0
 WORKER_LABEL = "prefect.worker.name"
 
@@ -42,12 +44,13 @@ def published_inventory(target: str, patience_seconds: float) -> Inventory:
     Raises:
         InfrastructureError: after `patience_seconds` the target still has no worker, or it has several kinds of devices.
     """
-    end = time.monotonic() + patience_seconds
+    waited_seconds = 0.0
     with get_client(sync_client=True) as client:
         while not (found := _inventories(client, target)):
-            if time.monotonic() > end:
+            if waited_seconds >= patience_seconds:
                 raise no_worker(target, patience_seconds)
             time.sleep(POLL_SECONDS)
+            waited_seconds += POLL_SECONDS
     kinds = sorted({inventory.device_key for inventory in found})
     if len(kinds) > 1:
         raise InfrastructureError(
@@ -69,12 +72,12 @@ def no_worker(target: str, seconds: float) -> InfrastructureError:
 
 @dataclass
 class _Handed:
-    """A submitted order, its flow run, and since when (monotonic seconds) it runs, or has no worker online."""
+    """A submitted order, its flow run, for how long it has had no worker online, and since when (monotonic) it runs."""
 
     order: Order
     target: str
     flow_run: UUID | None
-    unattended_since: float | None = None
+    unattended_seconds: float | None = None
     running_since: float | None = None
     failure: InfrastructureError | None = None
     ended: bool = field(default=False)
@@ -129,11 +132,12 @@ def _look(client: SyncPrefectClient, run: Run, one: _Handed, online: set[str], p
         return
     worker = found.labels.get(WORKER_LABEL) if found is not None else None
     attended = worker in online if worker else bool(online)
-    one.unattended_since = None if attended else one.unattended_since or now
+    before = one.unattended_seconds
+    one.unattended_seconds = None if attended else 0.0 if before is None else before + POLL_SECONDS
     running = found is not None and found.state is not None and found.state.is_running()
     one.running_since = (one.running_since or now) if running else None
     budget = run.job.budgets.seconds
-    if one.unattended_since is not None and now - one.unattended_since >= patience_seconds:
+    if one.unattended_seconds is not None and one.unattended_seconds >= patience_seconds:
         one.failure = _died(one, str(worker)) if worker else no_worker(one.target, patience_seconds)
     elif worker is None and run.clock.spent_seconds > budget:
         one.failure = _late(one, f"the budget of {budget:.0f} s was spent before a worker of {one.target} was free")

@@ -136,7 +136,7 @@ class Stack:
             "DO_NOT_TRACK": "true",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "PYTHONWARNINGS": "ignore",
-            "QUANTGATE_WORKER_WAIT_SECONDS": "12",
+            "QUANTGATE_WORKER_WAIT_SECONDS": "20",
         }
         if "mlflow" in self.processes:
             told["MLFLOW_TRACKING_URI"] = self.registry

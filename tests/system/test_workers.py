@@ -127,7 +127,7 @@ def test_a_target_without_a_worker_refuses_its_candidates_alone(dispatched: Answ
     """As infrastructure, with what to start; the others are judged."""
     refusal = by_name(dispatched)[NOWHERE]["refusal"]
     assert refusal["kind"] == "infrastructure"
-    assert "no worker of tensorrt for 12 s" in refusal["reason"]
+    assert "no worker of tensorrt for 20 s" in refusal["reason"]
     assert "quantgate worker --target tensorrt" in refusal["reason"]
     assert by_name(dispatched)[STATIC]["outcome"] == by_name(dispatched)[DYNAMIC]["outcome"] == "passed"
 

@@ -580,6 +580,23 @@ def test_patience_starts_anew_when_a_worker_comes_back(tmp_path: Path, monkeypat
     assert not handed.ended
 
 
+def test_a_server_that_is_slow_to_answer_costs_no_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks of a minute each: in the meantime it recorded no heartbeat either."""
+    now = 0.0
+    monkeypatch.setattr(dispatch_wait, "time", SimpleNamespace(monotonic=lambda: now))
+    run: Any = SimpleNamespace(
+        job=SimpleNamespace(budgets=SimpleNamespace(seconds=1000.0)), clock=SimpleNamespace(spent_seconds=0)
+    )
+    handed = dispatch_wait._Handed(order_of(tmp_path), "ort-cpu", uuid.uuid4())
+    server: Any = Server(Scheduled(), None)
+    for look in range(10):
+        now = 60.0 * look
+        dispatch_wait._look(server, run, handed, set(), 10.0)
+    assert not handed.ended
+    dispatch_wait._look(server, run, handed, set(), 10.0)
+    assert handed.ended
+
+
 def test_orders_are_small_and_plain(tmp_path: Path) -> None:
     """What Prefect keeps of them is text of a few hundred characters."""
     text = json.dumps(asdict(order_of(tmp_path)))
