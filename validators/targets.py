@@ -26,6 +26,8 @@ ENGINES = {
     "tensorrt": "tasks.engines.tensorrt.facts",
     "torch-cuda": "tasks.engines.inductor.facts",
 }
+# What a job is for that names no target; it opens any source, and so it is the baseline of engines for processors.
+DEFAULT_TARGET = "ort-cpu"
 # Names end up in aliases, pools and file names.
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
@@ -122,7 +124,7 @@ def baselines_of(name: str) -> tuple[str, ...]:
         return engines  # no other one answers a prompt
     if is_on_gpu(name):
         return engines or ("ort-cuda",)
-    return tuple(dict.fromkeys(("ort-cpu", *engines)))
+    return tuple(dict.fromkeys((DEFAULT_TARGET, *engines)))
 
 
 def is_on_gpu(name: str) -> bool:

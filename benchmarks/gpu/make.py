@@ -34,8 +34,8 @@ from validators.job.candidate_name import Candidate, decode
 from validators.records.engines import BuildSettings, BuiltEngine, ShapeRange
 from validators.records.run import Gpu, SessionSettings, Variant
 from validators.samples.datasets import Arrays
-from validators.target_facts import CPU_PROVIDER, GPU_PROVIDERS, TENSORRT
-from validators.targets import is_on_gpu
+from validators.target_facts import CPU_PROVIDER, TENSORRT
+from validators.targets import facts_of_provider, is_on_gpu
 
 # The name of the source at its own precision among the candidates.
 FLOAT = "fp32"
@@ -110,7 +110,7 @@ class Workshop:
 
             here = self.gpu is not None and bool(available().runtimes)
         else:
-            here = provider in GPU_PROVIDERS and provider in onnxruntime.get_available_providers()
+            here = facts_of_provider(provider).on_gpu and provider in onnxruntime.get_available_providers()
         if not here:
             raise CandidateRefused(
                 kind="unsupported",

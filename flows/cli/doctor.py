@@ -18,7 +18,7 @@ from tasks.storage.files import delete, find_leftovers, last_written
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
-from validators.targets import target_names
+from validators.targets import DEFAULT_TARGET, target_names
 
 PACKAGES = ("quantgate", "prefect", "mlflow", "great-expectations", "torch")
 ANSWER_SECONDS = 5.0
@@ -97,7 +97,7 @@ def _documents(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _machine() -> dict[str, str]:
-    inventory = take_inventory("ort-cpu")
+    inventory = take_inventory(DEFAULT_TARGET)
     return {
         "processor": f"{inventory.cpu}, {inventory.cores} cores, {' '.join(inventory.isa) or 'no integer extensions'}",
         "INT8 sums": "exact with weights of 7 bits, which INT8 variants have here"

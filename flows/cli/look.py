@@ -16,6 +16,7 @@ import typer
 from flows.cli.console import prepared, target_option
 from flows.cli.run import ReplaceDevice, ResultFile, follow_job
 from tasks.run.settings import database_file, state_folder, tracking_uri
+from validators.targets import BUILT_IN, DEFAULT_TARGET
 from validators.errors import InfrastructureError, JobError
 from validators.records.answer import CommandAnswer
 
@@ -39,12 +40,14 @@ PageFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="File to write; in the reports of the state folder by default."),
 ]
+# A builder refuses what others compute in another way.
+_STRICTEST = next(name for name, facts in BUILT_IN.items() if facts.builds_engines)
 OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
 
 
 def lint(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file, quantized or not.")],
-    target: Annotated[str, target_option("Where it will run; `quantgate doctor` lists targets.")] = "tensorrt",
+    target: Annotated[str, target_option("Where it will run; `quantgate doctor` lists targets.")] = _STRICTEST,
     rules_only: Annotated[bool, typer.Option("--rules-only", help="Open no runtime: reads the graph alone.")] = False,
 ) -> CommandAnswer:
     """Find what a runtime would refuse in a quantized model.
@@ -209,7 +212,7 @@ def init(
         str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
     ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
-    target: Annotated[str, target_option("Where the variants will run.")] = "ort-cpu",
+    target: Annotated[str, target_option("Where the variants will run.")] = DEFAULT_TARGET,
 ) -> CommandAnswer:
     """Write a commented job file for a model.
 

@@ -10,6 +10,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.job.job import Job
 from validators.job.recipe_words import describe
 from validators.records.run import Inventory
+from validators.targets import DEFAULT_TARGET
 
 Rows = list[tuple[str, ...]]
 
@@ -47,7 +48,7 @@ def target_rows() -> Rows:
     Raises:
         InfrastructureError: no ONNX Runtime is installed, or two of them that overwrite each other.
     """
-    inventory = take_inventory("ort-cpu")
+    inventory = take_inventory(DEFAULT_TARGET)
     rows: Rows = [("Target", "Here", "Why", "Fix")]
     for target in all_targets():
         found = target.availability(inventory.providers)

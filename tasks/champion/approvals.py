@@ -22,6 +22,7 @@ from tasks.champion.ask_approval import CANDIDATE_LABEL
 from tasks.run.prefect_server import server_client
 from tasks.run.settings import check_server
 from validators.errors import JobError
+from validators.targets import DEFAULT_TARGET
 
 _FLOW = "quantize"
 _PAGE = 200
@@ -103,7 +104,7 @@ def _waiting(run: FlowRun) -> PendingApproval:
         id=run.id,
         name=run.name,
         source=str(job["source"]),
-        target=str(job.get("target", "ort-cpu")),
+        target=str(job.get("target", DEFAULT_TARGET)),
         candidate=str(run.labels[CANDIDATE_LABEL]),
         since=f"{run.state.timestamp:%Y-%m-%d %H:%M}" if run.state else "",
         expires=f"{expires:%Y-%m-%d %H:%M}" if expires else "never",

@@ -101,8 +101,7 @@ def compare_with_champion(
     with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder, variant = contestants(run, champion, best.variant)
-            if facts_of_provider(holder.session.provider).builds_engines:
-                holder = with_engine(run, run_inputs, inventory, holder)
+            holder = with_engine(run, run_inputs, inventory, holder)
             reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
             accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, holder, reference)
             latency, _ = latency_of(run, run_inputs, inventory, holder, variant, run.job.measurement.points[0])

@@ -9,7 +9,6 @@ from importlib import metadata, util
 
 from packaging.requirements import Requirement
 
-from tasks.measure.inventory import find_gpu, take_inventory
 from validators.errors import Missing
 from validators.records.run import Gpu
 
@@ -55,22 +54,3 @@ def install(extra: str, *, instead_of: str | None = None) -> str:
     remove = [*tool, "uninstall", *(["-y"] if pip else []), *here, instead_of] if instead_of else []
     add = shlex.join([*tool, "install", *here, *packages])
     return f"{shlex.join(remove)} && {add}" if remove else add
-
-
-def tensorrt_here() -> Availability:
-    """Return whether this machine has TensorRT and a GPU."""
-    installed = take_inventory("tensorrt").runtimes
-    gpu = find_gpu()
-    if "tensorrt" in installed and gpu is not None:
-        why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
-        return Availability(True, why)
-    mend = mend_on_gpu(gpu, install("tensorrt"))
-    if "tensorrt_rtx" in installed:
-        there = f"{gpu.name} is here, but TensorRT is not installed" if gpu else NO_GPU.found
-        built = (
-            f"TensorRT-RTX {installed['tensorrt_rtx']} builds engines ahead of time, which are inspected and never run"
-        )
-        return Availability(False, f"{there}; {built}", mend)
-    found = "TensorRT is not installed" if gpu else f"{NO_GPU.found}, and TensorRT is not installed"
-    ahead = "" if gpu else f"; to build and inspect engines without a GPU: {install('tensorrt-aot')}"
-    return Availability(False, f"{found}; expected both", mend + ahead)

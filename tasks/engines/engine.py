@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from tasks.engines.availability import Availability
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
+from tasks.ptq.slow_parts import SlowParts
 from validators.errors import Missing
 from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
+from validators.job.job import Job
+from validators.records.engines import BuildSettings, BuiltEngine
 from validators.records.generation import DecoderBytes
 from validators.records.libraries import Libraries
-from validators.records.run import SessionSettings
+from validators.records.run import Gpu, SessionSettings
+from validators.samples.datasets import Arrays
+from validators.samples.run_inputs import Evidence
 from validators.target_facts import TargetFacts
 
 # Writes the candidate's artifact to the path, and returns the counts of changes.
@@ -33,6 +39,53 @@ class RefusedPrecision:
     fix: str = "take another candidate"
 
 
+class Builder(Protocol):
+    """What makes an engine of a file before it runs, for facts with `builds_engines`."""
+
+    # Session entries with which ONNX Runtime computes the pairs that the builder reads, to simulate an engine's answers.
+    as_written: Mapping[str, str]
+
+    def available(self) -> Any:
+        """Return a dataclass of this machine's means to build, on which an engine depends."""
+
+    def settings(
+        self, job: Job, evidence: Evidence, compute_capabilities: tuple[str, ...], *, accuracy_batch: int
+    ) -> BuildSettings:
+        """Return the settings of a job's engine, for the GPU of this machine or ahead of time for `compute_capabilities`."""
+
+    def make(
+        self,
+        onnx: Path,
+        build: BuildSettings,
+        gpu: Gpu | None,
+        timing_caches: Path | None,
+        keep_log: Callable[[Path], Path | None],
+        folder: Path,
+    ) -> BuiltEngine:
+        """Build an engine into the folder of an entry. `keep_log` moves the log of a build that failed out of it.
+
+        Raises:
+            CandidateRefused: nothing here builds it, or the build fails.
+        """
+
+    def warnings(self, engine: BuiltEngine) -> tuple[str, ...]:
+        """Return the warnings of the build that are worth showing."""
+
+    def least_covered(self, model: Path, engines: Sequence[BuiltEngine], batch: Callable[[], Arrays]) -> BuiltEngine:
+        """Return the engine with the smallest share of low-precision products; the first if all use the same kernels."""
+
+    def slow_parts(
+        self,
+        candidate: Candidate,
+        materials: Materials,
+        builds: Sequence[BuildSettings],
+        gpu: Gpu | None,
+        batch: Arrays,
+        timing_caches: Path,
+    ) -> SlowParts:
+        """Return the products that a candidate's engines make slower than engines of the float model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """An engine, or a class of devices with several.
@@ -44,7 +97,8 @@ class Engine:
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
     they are judged. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its accuracy. `artifact` is the
-    name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact.
+    name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact, and
+    `compile_seconds` how long its compilation took.
     """
 
     facts: TargetFacts
@@ -62,7 +116,9 @@ class Engine:
     )
     recovers_parts: bool = False
     artifact: str = "model.onnx"
+    builder: Builder | None = None
     decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
+    compile_seconds: Callable[[Path], float | None] = lambda _artifact: None
 
     def __post_init__(self) -> None:
         """Check that the fields are consistent.

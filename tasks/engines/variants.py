@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from tasks.engines.catalog import find_target
 from tasks.engines.engine import RefusedPrecision
-from tasks.engines.inductor.compile import compile_seconds
 from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.graph.equal_floats import parity_settings
@@ -24,7 +23,6 @@ from validators.job.candidate_name import Candidate, decode
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
-from validators.target_facts import CPU_PROVIDER, GENERATORS, OPENVINO
 
 # Engines round otherwise than the file says by less than a step of 8 bits in each layer.
 ANOTHER = 0.1
@@ -52,9 +50,9 @@ def make_variant(
     if is_onnx:
         _check_onnx(path)
     noted = notes_of(path) if is_onnx else {}
-    seconds = compile_seconds(path)
+    seconds = target.compile_seconds(path)
     session = session_settings(candidate, threads, materials.libraries, provider_options)
-    if target.facts.provider == OPENVINO:
+    if target.facts.rewrites:
         noted |= _other_answers(path, session, materials)
     return Variant(
         candidate=candidate.name,
@@ -78,7 +76,7 @@ def make_variant(
 def _other_answers(path: Path, session: SessionSettings, materials: Materials) -> dict[str, str]:
     """Return a note if the engine computes another function than its file, which ONNX Runtime computes as written.
 
-    OpenVINO rewrites graphs when it loads them. What it gets wrong would look like a loss of the precision
+    It rewrites graphs when it loads them. What it gets wrong would look like a loss of the precision
     (`benchmarks/engine_disagreements.py` has the patterns that are known).
 
     Raises:
@@ -170,7 +168,7 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
             f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
             "a target that runs decoders with their caches: ort-genai or openvino-decoder",
         )
-    if refused is None and candidate.mixed_percent and target.facts.provider not in {CPU_PROVIDER, *GENERATORS}:
+    if refused is None and candidate.mixed_percent and not target.facts.mixes:
         refused = RefusedPrecision(
             "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
         )

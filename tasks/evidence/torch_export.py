@@ -205,7 +205,7 @@ def _check_parity(
     samples: Callable[[tuple[TensorSpec, ...]], Samples],
     folder: Path,
 ) -> float:
-    with open_session(onnx_path, SessionSettings("CPUExecutionProvider", usable_cores())) as session:
+    with open_session(onnx_path, SessionSettings.reference(usable_cores())) as session:
         inputs, names = describe_inputs(session), [spec.name for spec in describe_outputs(session)]
         found = samples(inputs)
         batch = first_batch(found, inputs)

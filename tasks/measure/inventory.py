@@ -13,8 +13,7 @@ from tasks.measure.latency.nvml import open_gpu
 from tasks.runtimes.ort import installed_runtime
 from validators.processors import ISA_FLAGS, Processor
 from validators.records.run import Gpu, Inventory
-from validators.target_facts import GPU_PROVIDERS, INDUCTOR_CUDA, TENSORRT
-from validators.targets import engines_of, facts_of, installed_targets, is_on_gpu
+from validators.targets import BUILT_IN, engines_of, facts_of, facts_of_provider, installed_targets, is_on_gpu
 
 
 def usable_cores() -> int:
@@ -86,9 +85,11 @@ def find_gpu(device: int = 0) -> Gpu | None:
 
 def usable_providers(inventory: Inventory) -> tuple[str, ...]:
     """Return the providers that can run on this machine. The runtime lists GPU providers even without a GPU."""
-    by_library = {"tensorrt": TENSORRT, "torch": INDUCTOR_CUDA}
+    # Of several libraries, the first one runs the engine's models.
+    opens_itself = [facts for facts in BUILT_IN.values() if facts.on_gpu and facts.session]
+    by_library = {next(iter(facts.libraries)): facts.provider for facts in opens_itself}
     engines = tuple(name for library, name in by_library.items() if inventory.gpu and library in inventory.runtimes)
-    return tuple(name for name in inventory.providers if inventory.gpu or name not in GPU_PROVIDERS) + engines
+    return tuple(name for name in inventory.providers if inventory.gpu or not facts_of_provider(name).on_gpu) + engines
 
 
 def _target_libraries(target: str) -> dict[str, str]:

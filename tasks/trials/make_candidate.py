@@ -113,9 +113,7 @@ def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candi
     made, had_variant = variant_from_store(run, run_inputs, inventory, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
-    variant = made.variant
-    if target.facts.builds_engines:
-        variant = with_engine(run, run_inputs, inventory, variant)
+    variant = with_engine(run, run_inputs, inventory, made.variant)
     unmeasured = why_unmeasured(variant, usable_providers(inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)

@@ -11,9 +11,6 @@ from typing import Any
 import onnx
 
 from tasks.engines.catalog import code_of_engine, find_target
-from tasks.engines.tensorrt.build import settings_of
-from tasks.engines.tensorrt.costs import EngineCosts
-from tasks.engines.tensorrt.forms import quantize_for_tensorrt
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
@@ -24,7 +21,6 @@ from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
-from tasks.ptq.graph.edits import scratch
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
@@ -39,7 +35,6 @@ from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
-from validators.targets import facts_of
 
 
 @dataclass(frozen=True)
@@ -240,13 +235,10 @@ def _make_slow_parts(
 ) -> SlowParts:
     batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
     with run.clock.work("find slow parts"):
-        if builds:
-            with scratch() as folder:
-                in_float = folder / "float16.onnx"
-                quantize_for_tensorrt(replace(candidate, precision="fp16"), materials, in_float)
-                costs = EngineCosts(builds, inventory.gpu, batch, in_float, run.state / "timing-caches")
-                form = partial(quantize_for_tensorrt, candidate, materials)
-                return find_slow_parts(in_float, lambda _, keep_float, path: form(path, keep_float=keep_float), costs)
+        builder = find_target(candidate.target).builder
+        if builder is not None:
+            caches = run.state / "timing-caches"
+            return builder.slow_parts(candidate, materials, builds, inventory.gpu, batch, caches)
 
         def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
             return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
@@ -259,13 +251,14 @@ def _make_slow_parts(
 
 def _builds(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> tuple[BuildSettings, ...]:
     """Return the settings of the engines that tell a candidate's slow parts; none where no engine is built."""
-    if not facts_of(candidate.target).builds_engines:
+    builder = find_target(candidate.target).builder
+    if builder is None:
         return ()
     job = run.job
     capabilities = [()] if inventory.gpu else [(name,) for name in job.engines.ahead_of_time]
     # Engines of the variant accept more samples at once, for accuracy; here they run one request.
     most = max(point.batch_size for point in job.measurement.points)
-    return tuple(settings_of(job, run_inputs.evidence, names, accuracy_batch=most) for names in capabilities)
+    return tuple(builder.settings(job, run_inputs.evidence, names, accuracy_batch=most) for names in capabilities)
 
 
 def _make_ranking(

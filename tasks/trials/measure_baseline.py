@@ -36,7 +36,7 @@ def baseline_variant(run: Run, run_inputs: RunInputs, inventory: Inventory) -> V
     session = engine.session(Candidate("fp32", engine.name), threads, run.libraries, run.job.provider_options)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session, decoder=source.decoder)
-    return with_engine(run, run_inputs, inventory, variant) if engine.facts.builds_engines else variant
+    return with_engine(run, run_inputs, inventory, variant)
 
 
 @step(BASELINE)

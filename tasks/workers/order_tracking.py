@@ -23,8 +23,8 @@ from validators.job.job import Job
 from validators.records.run import Inventory
 
 FLOW = "candidate"
-# Patience counts these seconds between two looks, and not how long a look takes: while the server does not answer, it records no
-# heartbeat of a living worker either.
+# Patience counts these seconds between two looks, and not how long a look takes: while the server does not answer, it records
+# no heartbeat of a living worker either.
 POLL_SECONDS = 1.0
 WORKER_LABEL = "prefect.worker.name"
 

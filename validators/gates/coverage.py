@@ -20,7 +20,6 @@ from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
 from validators.samples.words import SHOWN, and_more
-from validators.target_facts import OPENVINO
 from validators.targets import facts_of_provider
 
 
@@ -35,7 +34,7 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
     precision = decode(candidate).precision
     if gates.min_coverage is None:
         return None
-    if coverage.providers == (OPENVINO,) and coverage.half_nodes and not decode(candidate).in_bf16:
+    if coverage.half_nodes and _may_be_unasked(coverage) and not decode(candidate).in_bf16:
         return _fail_unasked(coverage)
     if precision == "fp32":
         return None
@@ -60,6 +59,10 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         method=f"multiply-accumulates by kernel, from {_told_by(coverage)}{excluded}",
         reason="" if outcome == "pass" else ran + excluded + _told(precision, coverage),
     )
+
+
+def _may_be_unasked(coverage: Coverage) -> bool:
+    return len(coverage.providers) == 1 and facts_of_provider(coverage.providers[0]).rewrites
 
 
 def _fail_unasked(coverage: Coverage) -> Verdict:

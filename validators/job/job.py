@@ -23,7 +23,7 @@ from validators.job.wide_candidates import wide_candidates
 from validators.processors import PORTABLE, Processor
 from validators.records.run import AbsentEngine, Inventory
 from validators.redact import holds_credentials
-from validators.targets import baselines_of, facts_of, is_on_gpu
+from validators.targets import DEFAULT_TARGET, baselines_of, facts_of, is_on_gpu
 
 
 class Budgets(Settings):
@@ -58,7 +58,7 @@ class Job(Settings):
 
     source: str
     """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
-    target: TargetName = "ort-cpu"
+    target: TargetName = DEFAULT_TARGET
     """Engine, or class of devices, that will run the variants."""
     baseline: TargetName | None = None
     """Engine that runs the source as you run it today; speedups are relative to it. It is an engine of the target, or on a
@@ -257,7 +257,7 @@ class Job(Settings):
     def baseline_on(self, inventory: Inventory) -> str:
         """Return the engine that runs the baseline on this machine: `ort-cpu` in place of one for a GPU that is not here."""
         engine = self.baseline or baselines_of(self.target)[0]
-        return "ort-cpu" if is_on_gpu(engine) and inventory.gpu is None else engine
+        return DEFAULT_TARGET if is_on_gpu(engine) and inventory.gpu is None else engine
 
     @property
     def source_is_file(self) -> bool:

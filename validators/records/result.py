@@ -12,6 +12,7 @@ from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, Flips
 from validators.records.run import AbsentEngine, CandidateOutcome, Proof
 from validators.records.verdicts import Recovery, Verdict
+from validators.targets import DEFAULT_TARGET
 
 RunOutcome = Literal[
     "promoted", "winner", "no_variant", "accepted", "refused", "awaiting_approval", "rejected", "error"
@@ -56,7 +57,7 @@ class CalibrationResult(_Document):
 class BaselineResult(_Document):
     """The source at its own precision on the same device; latencies in milliseconds at the first batch size."""
 
-    engine: str = "ort-cpu"
+    engine: str = DEFAULT_TARGET
     """Engine that ran the source; speedups are relative to it."""
     metric: str
     value: float | None

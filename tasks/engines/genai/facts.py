@@ -12,6 +12,7 @@ GENAI_FACTS = TargetFacts(
     without=frozenset({"+fused", "static"}),
     fused_words="the float decoder as the library's model builder writes it",
     generates=True,
+    mixes=True,
     # Without INT8 dynamic: blocks of INT8 lose far less on decoders, in as many bytes.
     loads_anywhere=True,
     default_candidates=(

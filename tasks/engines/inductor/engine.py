@@ -9,7 +9,7 @@ from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.inductor import facts
 from tasks.engines.inductor import session as inductor
-from tasks.engines.inductor.compile import inductor_form
+from tasks.engines.inductor.compile import compile_seconds, inductor_form
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused, Missing
@@ -78,6 +78,7 @@ CPU = Engine(
     facts=facts.CPU,
     passes={"fp32": inductor_form, "bf16": inductor_form, "int8": inductor_form},
     session=_cpu_session,
+    compile_seconds=compile_seconds,
     availability=_cpu_availability,
     refused={
         "int4": RefusedPrecision("INT4 for {target}", "int8: its quantizer for x86 has no INT4"),
@@ -111,6 +112,7 @@ def make_engine(plain: TargetFacts, device: str) -> Engine:
         facts=plain,
         passes={"fp32": form, "fp16": form, "bf16": form, "int8": form, "int4": form, "fp8": form},
         session=session,
+        compile_seconds=compile_seconds,
         availability=_cuda_availability if on_gpu else lambda _providers: Availability(True, "torch"),
         refused={
             "int8-weights": RefusedPrecision(

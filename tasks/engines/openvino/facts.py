@@ -29,6 +29,7 @@ OPENVINO_FACTS = TargetFacts(
     int8_words="INT8 or UINT8",
     needs=openvino_needs(instead="int8-static"),
     loads_anywhere=True,
+    rewrites=True,
     default_candidates=(
         "fp32-fused@openvino",
         "bf16@openvino",

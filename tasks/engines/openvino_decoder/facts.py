@@ -12,6 +12,7 @@ DECODER = TargetFacts(
     without=frozenset({"+fused", "static", "smooth", "bc"}),
     fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
     generates=True,
+    mixes=True,
     needs=openvino_needs(instead="int8-g64-rtn"),
     loads_anywhere=True,
     default_candidates=(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tasks.engines.availability import Availability, tensorrt_here
+from tasks.engines.availability import NO_GPU, Availability, install, mend_on_gpu
 from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.tensorrt.builder import TensorRtBuilder
 from tasks.engines.tensorrt.facts import FACTS
 from tasks.engines.tensorrt.forms import tensorrt_form
 from tasks.engines.tensorrt.lint import observe_parser
 from tasks.engines.tensorrt.rules import TENSORRT_RULES
+from tasks.measure.inventory import find_gpu, take_inventory
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
 from validators.errors import Missing
@@ -48,7 +50,21 @@ def _session(
 
 
 def _availability(_providers: Collection[str]) -> Availability:
-    return tensorrt_here()
+    installed = take_inventory("tensorrt").runtimes
+    gpu = find_gpu()
+    if "tensorrt" in installed and gpu is not None:
+        why = f"TensorRT {installed['tensorrt']} on {gpu.name}, compute capability {gpu.compute_capability}"
+        return Availability(True, why)
+    mend = mend_on_gpu(gpu, install("tensorrt"))
+    if "tensorrt_rtx" in installed:
+        there = f"{gpu.name} is here, but TensorRT is not installed" if gpu else NO_GPU.found
+        built = (
+            f"TensorRT-RTX {installed['tensorrt_rtx']} builds engines ahead of time, which are inspected and never run"
+        )
+        return Availability(False, f"{there}; {built}", mend)
+    found = "TensorRT is not installed" if gpu else f"{NO_GPU.found}, and TensorRT is not installed"
+    ahead = "" if gpu else f"; to build and inspect engines without a GPU: {install('tensorrt-aot')}"
+    return Availability(False, f"{found}; expected both", mend + ahead)
 
 
 def _why_unmeasured(providers: Collection[str]) -> Missing | None:
@@ -67,5 +83,6 @@ ENGINE = Engine(
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
     observe=observe_parser,
+    builder=TensorRtBuilder(),
 )
 ENGINES = (ENGINE,)

@@ -73,7 +73,7 @@ def collect_statistics(
         CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
             `unsupported`: not even one tensor of one sample fits into `max_memory_mb`.
     """
-    settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries)
+    settings = SessionSettings.reference(threads, libraries=libraries)
     graph = onnx.load(model, load_external_data=False).graph
     _check_names(graph, tensors)
     largest, samples = _largest_unit(batches, fixed_batch)

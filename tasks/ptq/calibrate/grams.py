@@ -71,7 +71,7 @@ def collect_grams(
     """
     if not tensors:
         return {}
-    settings = SessionSettings("CPUExecutionProvider", threads, libraries=libraries).without_spinning()
+    settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
     shapes = _shapes(model, tensors, next(iter(batches())), settings)
     found: dict[str, Gram] = {}
     for group in plan_passes(tensors, shapes, max_memory_mb):

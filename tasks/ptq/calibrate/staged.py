@@ -23,7 +23,7 @@ from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 # Without fusions: a watched tensor cannot vanish into a kernel, and quantized nodes compute with dequantized values.
-WATCHING = SessionSettings("CPUExecutionProvider", 2, "basic")
+WATCHING = SessionSettings.reference(2, "basic")
 
 
 class StagedRun:

@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 
 def parity_settings(libraries: Libraries) -> SessionSettings:
     """Return the settings of a session that computes a graph nearly as written, at the optimization level `basic`."""
-    return SessionSettings("CPUExecutionProvider", 0, "basic", libraries=libraries).without_spinning()
+    return SessionSettings.reference(0, "basic", libraries=libraries).without_spinning()
 
 
 def compare_outputs(

@@ -21,8 +21,7 @@ from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 # External weights for any size: the runtime otherwise writes one protobuf message, which is limited to 2 GB.
-FOLDING = SessionSettings(
-    "CPUExecutionProvider",
+FOLDING = SessionSettings.reference(
     1,
     "basic",
     {"session.optimized_model_external_initializers_file_name": "folded.onnx.data"},

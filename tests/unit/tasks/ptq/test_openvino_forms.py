@@ -125,7 +125,7 @@ def test_products_of_activations_read_integers_with_all() -> None:
 
 def test_products_of_activations_stay_float_where_they_would_saturate() -> None:
     """Weights have 7 bits there; two activations have 8."""
-    given = {"every_operator": True, "adds_pairs_in_16_bits": True}
+    given = {"every_operator": True, "bits": 7}
     assert places(attention(), **given) == {("queries", "x")}
     plan = place_for_openvino(attention(), known(attention()), **given)
     assert "saturate" in plan.left["scores"] and "softmax" in plan.left["y"]

@@ -21,6 +21,7 @@ from processors import AMX, AVX2
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
+from tasks.engines.tensorrt.builder import TensorRtBuilder
 from tasks.engines.catalog import lint
 from tasks.engines.tensorrt.build import build_engine
 from tasks.engines.tensorrt.costs import EngineCosts
@@ -36,7 +37,6 @@ from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.runtimes.ort import open_session, run_batches
-from tasks.trials.build_engine import AS_WRITTEN
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.records.engines import BuildSettings, ShapeRange
@@ -310,6 +310,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 
 # Simulation on ONNX Runtime's CPU provider
 
+AS_WRITTEN = dict(TensorRtBuilder.as_written)
 SIMULATED = replace(BASIC, entries=AS_WRITTEN)
 PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
 

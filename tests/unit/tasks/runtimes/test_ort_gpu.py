@@ -23,8 +23,8 @@ from validators.records.run import SessionSettings
 from validators.target_facts import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
-    GENERATORS,
-    GPU_PROVIDERS,
+    GENAI,
+    OPENVINO_DECODER,
     INDUCTOR,
     INDUCTOR_CUDA,
     OPENVINO,
@@ -197,11 +197,10 @@ def test_a_batch_that_does_not_fit_is_refused(tiny: Tiny) -> None:
 
 
 def test_every_provider_has_its_runner(tiny: Tiny) -> None:
-    assert {facts.provider for facts in BUILT_IN.values()} == {
-        CPU_PROVIDER,
-        INDUCTOR,
-        OPENVINO,
-    } | GENERATORS | GPU_PROVIDERS
+    on_gpu = {facts.provider for facts in BUILT_IN.values() if facts.on_gpu}
+    assert on_gpu == {CUDA_PROVIDER, TENSORRT, INDUCTOR_CUDA}
+    others = {CPU_PROVIDER, INDUCTOR, OPENVINO, GENAI, OPENVINO_DECODER}
+    assert {facts.provider for facts in BUILT_IN.values()} - on_gpu == others
     x = np.load(tiny.evaluation)["x"][:5]
     with open_runner(tiny.model, SETTINGS) as runner:
         assert not isinstance(runner, GpuSessionRunner)
@@ -228,7 +227,7 @@ def test_a_consumer_refuses_products_on_another_provider(tiny: Tiny) -> None:
 
 def test_every_operator_that_multiplies_is_known() -> None:
     assert [kind for kind in MAC_RULES if not any(word in kind for word in PRODUCTS)] == []
-    assert {CUDA} == GPU_PROVIDERS - {TENSORRT, INDUCTOR_CUDA}
+    assert CUDA == CUDA_PROVIDER
 
 
 # Coverage

@@ -30,7 +30,7 @@ MAKERS = {
     "slow-parts": "tasks.trials.materials._make_slow_parts",
     "variant": "tasks.trials.materials._make_variant",
     "engine": "tasks.engines.tensorrt.build.make_engine",
-    "refused-build": "tasks.engines.tensorrt.build_process.copy_log",
+    "refused-build": "tasks.storage.files.copy_into",
     "accuracy": "tasks.trials.measure_accuracy.measure_accuracy",
     "coverage": "tasks.measure.coverage.make_coverage",
     "kernels": "tasks.measure.coverage.make_kernels",
