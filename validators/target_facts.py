@@ -48,8 +48,8 @@ class TargetFacts:
     `mixes`: its kernels of INT4 weights are proven beside those of INT8. `classes` maps classes of devices that the engine
     belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models, and `beside`
     those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face
-    Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `unserved` says what its
-    versions are where Triton has no backend for them.
+    Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `room` is
+    the folder of `tasks/engines` with its module `exports`.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -82,7 +82,7 @@ class TargetFacts:
     runtime: str = "ONNX Runtime"
     hub_library: str = "onnx"
     coverage_source: str = "the runtime's profile"
-    unserved: str = ""
+    room: str = "ort"
     documented: bool = False
     session: str = ""
     coverage: str = ""

@@ -34,7 +34,7 @@ def export(
     Example: quantgate export fraud --target ort-cpu --triton model-repository
     """
     prepared()
-    from tasks.champion import export as exports
+    from tasks.champion.export import export_version
 
     folders = {
         "--triton": triton,
@@ -55,17 +55,6 @@ def export(
             fix="pass one of them",
         )
     ((name, folder),) = given
-    if name == "--triton":
-        done = exports.export_triton(model, target, folder, version, max_batch)
-    else:
-        write = {
-            "--ovms": exports.export_model_server,
-            "--genai": exports.export_genai,
-            "--gguf": exports.export_gguf,
-            "--vllm": exports.export_vllm,
-            "--tensorrt-llm": exports.export_tensorrt_llm,
-            "--out": exports.export_version,
-        }[name]
-        done = write(model, target, folder, version)
+    done = export_version(name, model, target, folder, version, max_batch)
     lines = [f"exported {done.candidate} ({done.uri}) to {done.folder}", *(f"  {name}" for name in done.files)]
     return CommandAnswer(done, (*lines, *(f"not carried over: {note}" for note in done.notes)))

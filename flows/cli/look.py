@@ -16,9 +16,9 @@ import typer
 from flows.cli.console import prepared, target_option
 from flows.cli.run import ReplaceDevice, ResultFile, follow_job
 from tasks.run.settings import database_file, state_folder, tracking_uri
-from validators.targets import BUILT_IN, DEFAULT_TARGET
 from validators.errors import InfrastructureError, JobError
 from validators.records.answer import CommandAnswer
+from validators.targets import BUILT_IN, DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

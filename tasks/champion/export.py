@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.champion.readback import check_folder, download_version
-from tasks.engines.openvino_decoder.export import make_openvino_genai
 from tasks.registry.champion_slot import TAG, VARIANT_DIGEST, ChampionSlot, find_place, number_at, own_versions
 from tasks.registry.mlflow_registry import connect
 from tasks.run.settings import state_folder, tracking_uri
-from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
-from tasks.serving.checkpoint.export import WrittenCheckpoint, make_checkpoint
-from tasks.serving.checkpoint.formats import CheckpointFormat
-from tasks.serving.checkpoint.modelopt import ModelOpt
+from tasks.serving.exporter import Exporter, RegisteredVersion, Written, exporter_of
 from tasks.serving.folder import check_own, write_folder
-from tasks.serving.gguf.export import make_gguf
-from tasks.serving.handoff import (
-    check_decoder,
-    genai_notes,
-    genai_readme,
-    gguf_notes,
-    gguf_readme,
-    openvino_genai_readme,
-    tensorrt_llm_notes,
-    tensorrt_llm_readme,
-    vllm_notes,
-    vllm_readme,
-)
-from tasks.serving.openvino import CONFIG, model_server_config
-from tasks.serving.triton import ONNX, check_served, tensors_of, triton_model
 from validators.errors import JobError
-from validators.target_facts import GENERATORS, OPENVINO_DECODER
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# Characters of registry names that the folder names of servers must not have.
-_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+# The option for the version as MLflow has it.
+AS_IT_IS = "--out"
 
 
 @dataclass(frozen=True)
@@ -57,200 +35,48 @@ class Exported:
     notes: tuple[str, ...]
 
 
-def export_version(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write all artifacts of the champion, or of a version, to `folder`, from which MLflow can load the model.
-
-    Raises:
-        JobError: no such model or version, no champion, or `folder` holds other files.
-        VersionUnsound: the version's files differ from those that were registered.
-        InfrastructureError: the registry does not answer, or `folder` cannot be written.
-    """
-    check_own(folder)
-    with _fetched(model, target, version) as fetched:
-        root = fetched.artifacts.parent
-        contents = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
-        return fetched.write(folder, contents, folder.absolute().parent)
-
-
-def export_triton(
-    model: str, target: str, repository: Path, version: int | None = None, max_batch: int | None = None
+def export_version(
+    option: str, model: str, target: str, folder: Path, version: int | None = None, max_batch: int | None = None
 ) -> Exported:
-    """Write the champion, or a version, as a model of a Triton repository: `<model>/config.pbtxt`, and the files in `1`.
+    """Write the champion, or a version, in the format of an option of `quantgate export`.
 
-    `max_batch` replaces the largest measured batch size.
+    `max_batch` replaces the largest measured batch size, for a server's repository.
 
     Raises:
-        JobError: no such model or version, no champion, other files where the model would be written, or a model that Triton
-            cannot serve.
+        JobError: no such model or version, no champion, other files where it would be written, or a version that the format
+            cannot hold.
         VersionUnsound: the version's files differ from those that were registered.
         InfrastructureError: the registry does not answer, or the folder cannot be written.
     """
+    folder = folder.absolute()
     with _fetched(model, target, version) as fetched:
-        folder = repository.absolute() / fetched.name
-        check_own(folder)
-        check_served(fetched.manifest)
-        tensors = tensors_of(fetched.artifacts / "variant" / ONNX)
-        made = triton_model(fetched.name, fetched.manifest, tensors, folder, about=fetched.about, max_batch=max_batch)
-        contents: dict[str, Path | str] = {f"1/{new}": fetched.file(old) for new, old in made.files.items()}
-        contents["config.pbtxt"] = made.config
-        # Staged outside the repository: a polling server would take a partial folder for a model.
-        return fetched.write(folder, contents, repository.absolute().parent, made.notes)
+        exporter = Exporter(_as_it_is) if option == AS_IT_IS else exporter_of(option, fetched.manifest)
+        # Staged outside a repository: a polling server would take a partial folder for a model.
+        place = folder / fetched.name if exporter.in_repository else folder
+        check_own(place)
+        made = exporter.write(fetched, place, max_batch)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        about = {**fetched.origin, **({"not_carried_over": made.notes} if made.notes else {})}
+        write_folder(place, made.contents, about, folder.parent)
+        return Exported(fetched.uri, fetched.candidate, place, tuple(made.contents), made.notes)
 
 
-def export_model_server(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, for OpenVINO Model Server: `config.json`, and the files in `<model>/1` beside it.
-
-    Raises:
-        JobError: no such model or version, no champion, `folder` holds other files, or the version is not of `openvino`.
-        VersionUnsound: the version's files differ from those that were registered.
-        InfrastructureError: the registry does not answer, or the folder cannot be written.
-    """
-    check_own(folder)
-    with _fetched(model, target, version) as fetched:
-        config, notes = model_server_config(fetched.name, fetched.manifest)
-        contents: dict[str, Path | str] = {
-            f"{fetched.name}/1/{file}": fetched.file(file) for file in fetched.manifest["files"]
-        }
-        contents[CONFIG] = config
-        return fetched.write(folder, contents, folder.absolute().parent, notes)
-
-
-def export_genai(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, as a folder that onnxruntime-genai or OpenVINO GenAI opens, as approved, with a README.
-
-    Raises:
-        JobError: no such model or version, no champion, `folder` holds other files, the version is no decoder, or OpenVINO's
-            form of it cannot be made.
-        VersionUnsound: the version's files differ from those that were registered.
-        InfrastructureError: the registry does not answer, or the folder cannot be written.
-    """
-    check_own(folder)
-    with _fetched(model, target, version) as fetched:
-        check_decoder(fetched.manifest, GENERATORS)
-        notes, contents = genai_notes(fetched.manifest), dict[str, Path | str]()
-        if fetched.manifest["session"]["provider"] == OPENVINO_DECODER:
-            made = fetched.artifacts / "openvino-genai"
-            make_openvino_genai(fetched.artifacts / "variant", made, fetched.manifest["session"]["provider_options"])
-            contents |= {path.name: path for path in sorted(made.iterdir())}
-            contents["README.md"] = openvino_genai_readme(fetched.name, fetched.origin, fetched.manifest, notes)
-        else:
-            contents |= {file: fetched.file(file) for file in fetched.manifest["files"]}
-            contents["README.md"] = genai_readme(fetched.name, fetched.origin, notes)
-        return fetched.write(folder, contents, folder.absolute().parent, notes)
-
-
-def export_gguf(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, as a GGUF file for llama.cpp, with a README.
-
-    Raises:
-        JobError: no such model or version, no champion, `folder` holds other files, or no GGUF file can hold the version with
-            the weights that were judged.
-        VersionUnsound: the version's files differ from those that were registered.
-        InfrastructureError: the registry does not answer, or the folder cannot be written.
-    """
-    check_own(folder)
-    with _fetched(model, target, version) as fetched:
-        check_decoder(fetched.manifest)
-        recipe = fetched.candidate.partition("@")[0]
-        file = fetched.artifacts / f"{fetched.name}-{_UNFIT.sub('_', recipe)}.gguf"
-        made = make_gguf(fetched.artifacts / "variant", file, fetched.name, fetched.origin)
-        notes = gguf_notes(made, fetched.manifest)
-        readme = gguf_readme(fetched.name, fetched.origin, made, notes)
-        return fetched.write(folder, {file.name: file, "README.md": readme}, folder.absolute().parent, notes)
-
-
-def export_vllm(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, as a checkpoint of compressed-tensors for vLLM, with a README.
-
-    Raises:
-        JobError: no such model or version, no champion, `folder` holds other files, or no such checkpoint can hold the version
-            with the weights that were judged.
-        VersionUnsound: the version's files differ from those that were registered.
-        InfrastructureError: the registry does not answer, or the folder cannot be written.
-    """
-    return _export_checkpoint(model, target, folder, version, CompressedTensors(), vllm_notes, vllm_readme)
-
-
-def export_tensorrt_llm(model: str, target: str, folder: Path, version: int | None = None) -> Exported:
-    """Write the champion, or a version, as a checkpoint of ModelOpt for TensorRT-LLM, which was never executed, with a README.
-
-    Raises:
-        JobError, VersionUnsound, InfrastructureError: see `export_vllm`.
-    """
-    return _export_checkpoint(model, target, folder, version, ModelOpt(), tensorrt_llm_notes, tensorrt_llm_readme)
-
-
-def _export_checkpoint(
-    model: str,
-    target: str,
-    folder: Path,
-    version: int | None,
-    form: CheckpointFormat,
-    notes_of: Callable[[WrittenCheckpoint, Mapping[str, Any]], tuple[str, ...]],
-    readme_of: Callable[[str, Mapping[str, str], WrittenCheckpoint, tuple[str, ...]], str],
-) -> Exported:
-    check_own(folder)
-    with _fetched(model, target, version) as fetched:
-        check_decoder(fetched.manifest)
-        made = make_checkpoint(fetched.artifacts / "variant", fetched.artifacts / "checkpoint", fetched.origin, form)
-        notes = notes_of(made, fetched.manifest)
-        readme = readme_of(fetched.name, fetched.origin, made, notes)
-        return fetched.write(folder, {**made.files, "README.md": readme}, folder.absolute().parent, notes)
-
-
-@dataclass(frozen=True)
-class _Fetched:
-    """A registered version, with its artifacts, checked, in a folder."""
-
-    uri: str
-    name: str
-    found: Any
-    artifacts: Path
-
-    @property
-    def candidate(self) -> str:
-        return str(self.found.tags.get(f"{TAG}candidate", ""))
-
-    @property
-    def origin(self) -> dict[str, str]:
-        """The version, its candidate and the digest of its variant."""
-        return {
-            "version": self.uri,
-            "candidate": self.candidate,
-            "variant_sha256": str(self.found.tags[VARIANT_DIGEST]),
-        }
-
-    @property
-    def about(self) -> str:
-        """The first line of a configuration."""
-        return f"Written by quantgate: {self.candidate}, {self.uri}, sha256 {self.found.tags[VARIANT_DIGEST]}"
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.artifacts / "manifest.json").read_text(encoding="utf-8"))
-        return found
-
-    def file(self, name: str) -> Path:
-        return self.artifacts / "variant" / name
-
-    def write(
-        self, folder: Path, contents: Mapping[str, Path | str], beside: Path, notes: tuple[str, ...] = ()
-    ) -> Exported:
-        """Write the folder; see `write_folder`."""
-        beside.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, contents, {**self.origin, **({"not_carried_over": notes} if notes else {})}, beside)
-        return Exported(self.uri, self.candidate, folder, tuple(contents), notes)
+def _as_it_is(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    """All artifacts, from which MLflow can load the model."""
+    root = version.artifacts.parent
+    return Written({str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()})
 
 
 @contextmanager
-def _fetched(model: str, target: str, version: int | None) -> Iterator[_Fetched]:
+def _fetched(model: str, target: str, version: int | None) -> Iterator[RegisteredVersion]:
     """Download a version and check it against its tags and manifest; its files are removed at the end of the block."""
     with connect(tracking_uri(state_folder())) as client, tempfile.TemporaryDirectory(prefix="quantgate-") as scratch:
         place, found = _find_version(client, model, target, version)
         uri = place.uri(str(found.version))
         artifacts = download_version(uri, Path(scratch))
         check_folder(uri, artifacts, found.tags)
-        yield _Fetched(uri, _UNFIT.sub("_", place.name), found, artifacts)
+        candidate, digest = str(found.tags.get(f"{TAG}candidate", "")), str(found.tags[VARIANT_DIGEST])
+        yield RegisteredVersion(uri, place.name, candidate, digest, artifacts)
 
 
 def _find_version(client: MlflowClient, model: str, target: str, wanted: int | None) -> tuple[ChampionSlot, Any]:

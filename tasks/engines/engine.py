@@ -53,7 +53,7 @@ class Builder(Protocol):
     ) -> BuildSettings:
         """Return the settings of a job's engine, for the GPU of this machine or ahead of time for `compute_capabilities`."""
 
-    def make(
+    def make_engine(
         self,
         onnx: Path,
         build: BuildSettings,
@@ -67,6 +67,9 @@ class Builder(Protocol):
         Raises:
             CandidateRefused: nothing here builds it, or the build fails.
         """
+
+    def copy_log(self, log: Path, folder: Path) -> Path:
+        """Copy a builder's log into a folder; return the copy."""
 
     def warnings(self, engine: BuiltEngine) -> tuple[str, ...]:
         """Return the warnings of the build that are worth showing."""

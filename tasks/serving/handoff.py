@@ -1,42 +1,23 @@
-"""READMEs of folders that hand a decoder to a program: onnxruntime-genai, OpenVINO GenAI, llama.cpp, vLLM, TensorRT-LLM."""
+"""Exports that hand a decoder to another program: llama.cpp, vLLM, TensorRT-LLM; and the README of such a folder."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
+from tasks.serving.checkpoint.export import WrittenCheckpoint, make_checkpoint
+from tasks.serving.checkpoint.modelopt import ModelOpt
+from tasks.serving.decoder.proof import Proof
+from tasks.serving.exporter import RegisteredVersion, Written
+from tasks.serving.gguf.export import make_gguf
 from tasks.serving.sections import shown, unchecked_device
-from validators.errors import JobError
-from validators.target_facts import GENAI
-from validators.targets import facts_of_provider
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from tasks.serving.checkpoint.export import WrittenCheckpoint
-    from tasks.serving.decoder.proof import Proof
-    from tasks.serving.gguf.export import GgufFile
-
 
 NEVER_EXECUTED = "a run: this folder was written, and never executed by TensorRT-LLM"
 
 
-def check_decoder(manifest: Mapping[str, Any], providers: Collection[str] = (GENAI,)) -> None:
-    """Check that a version is a decoder that one of `providers` runs.
-
-    Raises:
-        JobError: it was approved with another runtime.
-    """
-    if (provider := manifest["session"]["provider"]) not in providers:
-        raise JobError(
-            found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
-            expected="a decoder of the target ort-genai",
-            fix="export it with --genai"
-            if facts_of_provider(provider).generates
-            else "export it with --out or --triton",
-        )
-
-
-def genai_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+def folder_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of an approval that a folder for the runtime itself does not hold."""
     runtime = f"{manifest['runtime']} {manifest['runtime_version']}"
     return (
@@ -46,85 +27,44 @@ def genai_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def genai_readme(title: str, about: Mapping[str, str], notes: tuple[str, ...]) -> str:
-    """Render the README of a folder that `onnxruntime_genai.Model` opens."""
-    lines = [
-        *_head(title, about),
-        "",
-        "`onnxruntime_genai.Model` opens this folder as it is:",
-        "",
-        "```python",
-        "import onnxruntime_genai as og",
-        "",
-        'model = og.Model(".")',
-        "tokenizer = og.Tokenizer(model)",
-        'tokens = tokenizer.encode("your prompt")',
-        "parameters = og.GeneratorParams(model)",
-        "parameters.set_search_options(do_sample=False, max_length=len(tokens) + 64)",
-        "session = og.Generator(model, parameters)",
-        "session.append_tokens(tokens)",
-        "while not session.is_done():",
-        "    session.generate_next_token()",
-        "print(tokenizer.decode(session.get_sequence(0)))",
-        "```",
-        *_limits(notes),
-    ]
-    return "\n".join(lines) + "\n"
+def handed_over(version: RegisteredVersion, lines: Sequence[str], notes: tuple[str, ...]) -> str:
+    """Return the README of a folder: what it is, these lines on how to use it, and what does not hold there."""
+    about = f"`{version.candidate}`, {shown(version.uri)}, sha256 `{version.digest}`"
+    head = [f"# {shown(version.name)}", "", f"Written by quantgate: {about}.", ""]
+    limits = ["", "Not carried over from the approval:", "", *(f"- {shown(note, 400)}" for note in notes)]
+    return "\n".join([*head, *lines, *limits]) + "\n"
 
 
-def openvino_genai_readme(
-    title: str, about: Mapping[str, str], manifest: Mapping[str, Any], notes: tuple[str, ...]
-) -> str:
-    """Render the README of a folder that `openvino_genai.LLMPipeline` opens."""
-    precision = manifest["session"]["provider_options"]["INFERENCE_PRECISION_HINT"]
-    lines = [
-        *_head(title, about),
-        "",
-        "OpenVINO GenAI opens this folder as it is. The type of the cache is a setting of the graph; name the type to compute",
-        f"in, `{precision}`, since the default depends on the processor:",
-        "",
-        "```python",
-        "import openvino_genai",
-        "",
-        f'pipeline = openvino_genai.LLMPipeline(".", "CPU", INFERENCE_PRECISION_HINT="{precision}")',
-        'print(pipeline.generate("your prompt", max_new_tokens=64, do_sample=False, apply_chat_template=False))',
-        "```",
-        *_limits(notes),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def gguf_notes(made: GgufFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the parts of an approval that a GGUF file does not hold."""
-    notes = [*_differences("weights with float16 scales", made.proof), *_elsewhere("llama.cpp", manifest)]
+def write_gguf_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    """A GGUF file for llama.cpp, with a README; see `Exporter`."""
+    file = version.artifacts / f"{version.name}-{version.recipe}.gguf"
+    made = make_gguf(version.variant, file, version.name, version.origin)
+    notes = [*_differences("weights with float16 scales", made.proof), *_elsewhere("llama.cpp", version.manifest)]
     if made.has_small_cache:
         notes.append("the attention cache in few bits: set --cache-type-k and --cache-type-v in llama.cpp")
-    return tuple(notes)
+    lines = [
+        f"`{file.name}` has the weights that were judged ({_kinds(made.proof)}), tokenizer and chat template included:",
+        "",
+        "```bash",
+        f'llama-cli -m "{file.name}" -p "your prompt" -n 64',
+        f'llama-server -m "{file.name}"',
+        "```",
+        "",
+        "The attention cache is a setting of llama.cpp, and no part of the file. It is float16 by default;",
+        "`--cache-type-k q8_0 --cache-type-v q8_0` keeps it in 8 bits.",
+    ]
+    return Written({file.name: file, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
 
 
-def vllm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the parts of an approval that a checkpoint for vLLM does not hold."""
-    notes = _checkpoint_notes("vLLM", made, manifest)
+def write_vllm_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    """A checkpoint of compressed-tensors for vLLM, with a README; see `Exporter`."""
+    made = make_checkpoint(version.variant, version.artifacts / "checkpoint", version.origin, CompressedTensors())
+    notes = _checkpoint_notes("vLLM", made, version.manifest)
     if 8 in made.bits:
         notes.append("weights of 8 bits need a GPU: vLLM has kernels for those of 4 bits alone on a CPU")
     if made.has_small_cache:
         notes.append("the attention cache in few bits: set --kv-cache-dtype in vLLM")
-    return tuple(notes)
-
-
-def tensorrt_llm_notes(made: WrittenCheckpoint, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the parts of an approval that a checkpoint for TensorRT-LLM does not hold."""
-    notes = [NEVER_EXECUTED, *_checkpoint_notes("TensorRT-LLM", made, manifest)]
-    if made.has_small_cache:
-        notes.append("the attention cache in few bits")
-    return tuple(notes)
-
-
-def vllm_readme(title: str, about: Mapping[str, str], made: WrittenCheckpoint, notes: tuple[str, ...]) -> str:
-    """Render the README of a folder that vLLM opens."""
     lines = [
-        *_head(title, about),
-        "",
         f"A checkpoint in the format compressed-tensors, with the weights that were judged ({_kinds(made.proof)}), tokenizer",
         "included. vLLM and transformers open this folder as it is:",
         "",
@@ -138,16 +78,17 @@ def vllm_readme(title: str, about: Mapping[str, str], made: WrittenCheckpoint, n
         'engine = LLM(".")',
         'print(engine.generate("your prompt", SamplingParams(temperature=0, max_tokens=64))[0].outputs[0].text)',
         "```",
-        *_limits(notes),
     ]
-    return "\n".join(lines) + "\n"
+    return Written({**made.files, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
 
 
-def tensorrt_llm_readme(title: str, about: Mapping[str, str], made: WrittenCheckpoint, notes: tuple[str, ...]) -> str:
-    """Render the README of a folder for TensorRT-LLM."""
+def write_tensorrt_llm_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    """A checkpoint of ModelOpt for TensorRT-LLM, which was never executed, with a README; see `Exporter`."""
+    made = make_checkpoint(version.variant, version.artifacts / "checkpoint", version.origin, ModelOpt())
+    notes = [NEVER_EXECUTED, *_checkpoint_notes("TensorRT-LLM", made, version.manifest)]
+    if made.has_small_cache:
+        notes.append("the attention cache in few bits")
     lines = [
-        *_head(title, about),
-        "",
         "**Written, never executed**: no part of quantgate's tests runs TensorRT-LLM, which needs an NVIDIA GPU.",
         "",
         f"A unified checkpoint of ModelOpt with the weights that were judged ({_kinds(made.proof)}), tokenizer included:",
@@ -155,29 +96,8 @@ def tensorrt_llm_readme(title: str, about: Mapping[str, str], made: WrittenCheck
         "```bash",
         "trtllm-serve .",
         "```",
-        *_limits(notes),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def gguf_readme(title: str, about: Mapping[str, str], made: GgufFile, notes: tuple[str, ...]) -> str:
-    """Render the README of a folder with a GGUF file."""
-    name = made.path.name
-    lines = [
-        *_head(title, about),
-        "",
-        f"`{name}` has the weights that were judged ({_kinds(made.proof)}), tokenizer and chat template included:",
-        "",
-        "```bash",
-        f'llama-cli -m "{name}" -p "your prompt" -n 64',
-        f'llama-server -m "{name}"',
-        "```",
-        "",
-        "The attention cache is a setting of llama.cpp, and no part of the file. It is float16 by default;",
-        "`--cache-type-k q8_0 --cache-type-v q8_0` keeps it in 8 bits.",
-        *_limits(notes),
-    ]
-    return "\n".join(lines) + "\n"
+    return Written({**made.files, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
 
 
 def _kinds(proof: Proof) -> str:
@@ -206,15 +126,3 @@ def _elsewhere(program: str, manifest: Mapping[str, Any]) -> list[str]:
         f"quality and speed were measured in onnxruntime-genai {manifest['runtime_version']}, and not in {program}",
         f"the device is not checked; the variant was approved on {manifest['device']}",
     ]
-
-
-def _head(title: str, about: Mapping[str, str]) -> list[str]:
-    return [
-        f"# {shown(title)}",
-        "",
-        f"Written by quantgate: `{about['candidate']}`, {shown(about['version'])}, sha256 `{about['variant_sha256']}`.",
-    ]
-
-
-def _limits(notes: tuple[str, ...]) -> list[str]:
-    return ["", "Not carried over from the approval:", "", *(f"- {shown(note, 400)}" for note in notes)]

@@ -1,41 +1,33 @@
 """Export of a version for Triton Inference Server: `config.pbtxt`, and the files of the folder `1` beside it.
 
 Fields are those of `model_config.proto` (github.com/triton-inference-server/common). The README and source of
-`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads (`openvino.py` for
-`openvino_backend`):
-
-| approved setting | in `config.pbtxt` |
-|---|---|
-| threads inside an operator | parameter `intra_op_thread_count`; sequential execution is `execution_mode` 0 |
-| optimization of the graph | `optimization.graph.level`: 0 for all, -1 for basic |
-| session entries | only `session.use_device_allocator_for_initializers`: the backend passes on no other |
-| options of the CUDA provider | `gpu_execution_accelerator`; the device number is that of the instance |
-| OpenVINO | the backend `openvino`, with `parameters` |
-| a library of custom operators | `model_operations.op_library_filename` |
+`onnxruntime_backend` and `tensorrt_backend`, as of July 2026, define which fields each backend reads; `exports.py` in the room
+of an engine has its backend.
 
 If inputs and outputs are given, neither backend auto-completes them, and ONNX Runtime's adds no dynamic batching either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import onnx
 
-from tasks.serving.openvino import check_for_triton, triton_parameters
+from tasks.serving.exporter import RegisteredVersion, Written
 from tasks.serving.prototext import Fields, Word, prototext
 from tasks.serving.sections import unchecked_device
 from validators.errors import JobError
 from validators.graph.source_form import declared_shape
 from validators.plain_text import plain
 from validators.samples.datasets import TensorSpec
-from validators.target_facts import CUDA_PROVIDER, OPENVINO
 from validators.targets import facts_of_provider
 
-ONNX, ENGINE = "model.onnx", "engine.plan"
+ONNX = "model.onnx"
+# The inputs and the outputs of a model.
+Sides = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
 # numpy dtype name to `DataType` of model_config.proto.
 TYPES = {
     "bool": "TYPE_BOOL",
@@ -53,8 +45,6 @@ ABSENT: dict[str, Any] = {
     "runtime": "onnxruntime",
     "device": "one that is not told",
 }
-# Session entries that the ONNX Runtime backend reads.
-ENTRIES = frozenset({"session.use_device_allocator_for_initializers"})
 
 
 @dataclass(frozen=True)
@@ -70,11 +60,37 @@ class TritonModel:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TritonBackend:
+    """A backend of Triton for an engine's versions: its name, the platform if it has one, and the file of the model.
+
+    `files` maps names in the folder `1` to the variant's; by default all have their own names. `settings` returns the approved
+    settings of a manifest as fields, for that folder of the repository, and notes on those that the backend does not read.
+    `batch` returns `max_batch_size` with notes, given the manifest, the inputs and outputs, and what was asked for.
+    """
+
+    name: str
+    platform: str = ""
+    model_file: str = ONNX
+    files: Mapping[str, str] | None = None
+    settings: Callable[[Mapping[str, Any], Path], tuple[Fields, tuple[str, ...]]] = lambda *_: ((), ())
+    batch: Callable[[Mapping[str, Any], Sides, int | None], tuple[int, tuple[str, ...]]]
+
+    def write(self, version: RegisteredVersion, folder: Path, max_batch: int | None) -> Written:
+        """Return the content of the model's folder in a repository; see `Exporter`."""
+        tensors = tensors_of(version.variant / ONNX)
+        about = f"Written by quantgate: {version.candidate}, {version.uri}, sha256 {version.digest}"
+        made = triton_model(version.name, version.manifest, tensors, folder, self, about=about, max_batch=max_batch)
+        files = {f"1/{new}": version.variant / old for new, old in made.files.items()}
+        return Written({**files, "config.pbtxt": made.config}, made.notes)
+
+
 def triton_model(
     name: str,
     manifest: Mapping[str, Any],
-    tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    tensors: Sides,
     place: Path,
+    backend: TritonBackend,
     *,
     about: str = "",
     max_batch: int | None = None,
@@ -89,10 +105,9 @@ def triton_model(
             although axis 0 is not the sample axis of all tensors.
     """
     manifest = ABSENT | dict(manifest)
-    engine = manifest["engine"]
     session = manifest["session"]
-    backend = "tensorrt" if engine else "openvino" if session["provider"] == OPENVINO else "onnxruntime"
-    batch, notes = _batch(manifest, tensors, max_batch)
+    batch, notes = backend.batch(manifest, tensors, max_batch)
+    settings, unsaid = backend.settings(manifest, place)
     on_gpu = facts_of_provider(session["provider"]).on_gpu
     device = session.get("provider_options", {}).get("device_id", "0")
     kind: Fields = (("count", 1), ("kind", Word("KIND_GPU" if on_gpu else "KIND_CPU")))
@@ -100,49 +115,22 @@ def triton_model(
     sides = zip(("input", "output"), tensors, strict=True)
     fields: Fields = (
         ("name", name),
-        *((("platform", "tensorrt_plan" if engine else "onnxruntime_onnx"),) if backend != "openvino" else ()),
-        ("backend", backend),
-        ("default_model_filename", "model.plan" if engine else ONNX),
+        *((("platform", backend.platform),) if backend.platform else ()),
+        ("backend", backend.name),
+        ("default_model_filename", backend.model_file),
         ("max_batch_size", batch),
         *((side, _tensor(spec, batch)) for side, specs in sides for spec in specs),
         ("version_policy", (("latest", (("num_versions", 1),)),)),
         ("instance_group", group),
+        *settings,
     )
     runtime = f"{manifest['runtime']} {manifest['runtime_version']}"
-    notes += (f"the runtime is Triton's own; the variant was approved with {runtime}",)
-    notes += unchecked_device(manifest)
-    if engine:
-        files = {"model.plan": ENGINE}
-        notes += ("an engine runs on the TensorRT, the GPU and the driver that it was built with, and nowhere else",)
-        if batch > 1:
-            notes += (
-                "Triton adds dynamic batching to an engine unless it is started with --disable-auto-complete-config",
-            )
-    else:
-        files = {file: file for file in manifest["files"]}
-        if backend == "openvino":
-            parameters, unsaid = triton_parameters(session)
-            settings = _parameters(parameters)
-        else:
-            settings, unsaid = _session(manifest, place)
-        fields, notes = fields + settings, unsaid + notes
+    told = f"the runtime is Triton's own; the variant was approved with {runtime}"
+    notes = (*unsaid, *notes, told, *unchecked_device(manifest))
+    files = {file: file for file in manifest["files"]} if backend.files is None else backend.files
     top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
     comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
     return TritonModel(comments + prototext(fields), files, notes)
-
-
-def check_served(manifest: Mapping[str, Any]) -> None:
-    """Check that Triton has a backend for a version.
-
-    Raises:
-        JobError: it has none.
-    """
-    if unserved := facts_of_provider(manifest["session"]["provider"]).unserved:
-        raise JobError(
-            found=unserved,
-            expected="a model that a backend of Triton reads: ONNX, or an engine",
-            fix="serve the version with MLflow, or promote one for another target",
-        )
 
 
 def tensors_of(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -169,13 +157,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, dtype, declared_shape(kind.shape))
 
 
-def _batch(
-    manifest: Mapping[str, Any], tensors: tuple[Sequence[TensorSpec], Sequence[TensorSpec]], asked: int | None
-) -> tuple[int, tuple[str, ...]]:
+def batch_of(manifest: Mapping[str, Any], tensors: Sides, asked: int | None) -> tuple[int, tuple[str, ...]]:
     """Return `max_batch_size` with notes; 0 unless every tensor has the same named dynamic axis, the sample axis, as axis 0."""
-    if manifest["session"]["provider"] == OPENVINO:
-        check_for_triton(tensors[0], asked)
-        return 0, ()
     firsts = {spec.shape[0] if spec.shape else None for side in tensors for spec in side}
     shared = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
     profile = manifest["engine"]["build"]["profile"].values() if manifest["engine"] else ()
@@ -216,46 +199,6 @@ def _tensor(spec: TensorSpec, batch: int) -> Fields:
     return fields if dims or not batch else (*fields, ("reshape", (("shape", []),)))
 
 
-def _session(manifest: Mapping[str, Any], place: Path) -> tuple[Fields, tuple[str, ...]]:
-    """Return the approved session settings as fields of the ONNX Runtime backend, and notes on those it does not support."""
-    settings = manifest["session"]
-    notes = [
-        f"the entry {key}={value} of the session: the backend hands none such on"
-        for key, value in settings["entries"].items()
-        if key not in ENTRIES
-    ]
-    level = {"all": 0, "basic": -1}[settings["optimization"]]
-    parameters = {"intra_op_thread_count": str(settings["threads"]), "execution_mode": "0"}
-    parameters |= {key: value for key, value in settings["entries"].items() if key in ENTRIES}
-    fields: Fields = (
-        ("optimization", (("graph", (("level", level),)), *_accelerators(settings))),
-        *_parameters(parameters),
-    )
-    libraries = [_library(library, place) for library in manifest["libraries"]]
-    if libraries:
-        fields += (("model_operations", tuple(("op_library_filename", path) for path in libraries)),)
-        notes.append(f"where the server finds {', '.join(libraries)}: the path is that of the machine which wrote this")
-    return fields, tuple(notes)
-
-
-def _parameters(values: Mapping[str, str]) -> Fields:
+def parameters_of(values: Mapping[str, str]) -> Fields:
+    """Return the parameters of a backend as fields."""
     return tuple(("parameters", (("key", key), ("value", (("string_value", value),)))) for key, value in values.items())
-
-
-def _library(library: Mapping[str, str], place: Path) -> str:
-    if "file" not in library:
-        raise JobError(
-            found=f"custom operators of the Python package {library['package']}",
-            expected="operators of a shared library file, which is exported with the model",
-            fix="name the library's file in `operator_libraries` of the job, and promote a variant again",
-        )
-    return str(PurePosixPath(place.absolute()) / "1" / library["file"])
-
-
-def _accelerators(settings: Mapping[str, Any]) -> Fields:
-    """Return the field with the options of the CUDA provider, if there are any."""
-    options = {key: value for key, value in settings.get("provider_options", {}).items() if key != "device_id"}
-    if settings["provider"] != CUDA_PROVIDER or not options:
-        return ()
-    parameters: Fields = tuple(("parameters", (("key", key), ("value", value))) for key, value in options.items())
-    return (("execution_accelerators", (("gpu_execution_accelerator", (("name", "cuda"), *parameters)),)),)

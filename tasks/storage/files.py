@@ -148,11 +148,6 @@ def find_leftovers(state: Path) -> Iterator[Path]:
                 yield path
 
 
-def copy_into(file: Path, folder: Path) -> Path:
-    """Copy a file into a folder; return the copy."""
-    return Path(shutil.copy(file, folder))
-
-
 def delete(path: Path) -> None:
     """Delete a file or a folder; nothing happens if it is gone."""
     if path.is_dir():

@@ -14,7 +14,6 @@ from tasks.engines.engine import Builder
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
 from tasks.run.context import Run
-from tasks.storage.files import copy_into
 from tasks.storage.product import Product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
@@ -73,15 +72,22 @@ def _engine(
         asdict(inventory.gpu) if inventory.gpu else None,
         asdict(builder.available()),
     )
-    make = partial(builder.make, variant.path, build, inventory.gpu, run.state / "timing-caches", partial(_kept, run))
+    make = partial(
+        builder.make_engine,
+        variant.path,
+        build,
+        inventory.gpu,
+        run.state / "timing-caches",
+        partial(_kept, builder, run),
+    )
     return run.store.make(Product("engine", inputs, BuiltEngine, make))[0]
 
 
-def _kept(run: Run, log: Path) -> Path | None:
+def _kept(builder: Builder, run: Run, log: Path) -> Path | None:
     """Store the builder's log as a separate entry, since a failed build makes no engine entry; None without a log."""
     if not log.exists():
         return None
-    return run.store.make(Product("refused-build", (digest_file(log),), Path, partial(copy_into, log)))[0]
+    return run.store.make(Product("refused-build", (digest_file(log),), Path, partial(builder.copy_log, log)))[0]
 
 
 def _most_at_once(run: Run) -> int:

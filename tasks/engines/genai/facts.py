@@ -28,12 +28,12 @@ GENAI_FACTS = TargetFacts(
     without_form=CPU_FLOAT,
     session="tasks.engines.genai.session",
     documented=True,
+    room="genai",
     shipped="tasks.engines.genai.shipped",
     coverage="tasks.engines.genai.session",
     distributions=("onnxruntime-genai",),
     beside=("onnxruntime",),
     runtime="onnxruntime-genai",
-    unserved="a decoder with its cache",
     classes={
         "cpu-decoder": (
             "int8-g32-rtn@ort-genai",

@@ -24,13 +24,13 @@ CPU = TargetFacts(
     ),
     session="tasks.engines.inductor.session",
     documented=True,
+    room="inductor",
     shipped="tasks.engines.inductor.shipped",
     coverage="tasks.engines.inductor.coverage",
     distributions=("torch",),
     compiles=True,
     runtime="torch",
     hub_library="pytorch",
-    unserved="a package that TorchInductor compiled",
     coverage_source="oneDNN's executed primitives",
     classes={
         "cpu": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.engines.openvino.exports import openvino_options
 from tasks.serving.example import FOLDER, ExampleProgram
-from tasks.serving.openvino import openvino_options
 from tasks.serving.sections import shown
 
 

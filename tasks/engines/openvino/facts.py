@@ -44,6 +44,7 @@ OPENVINO_FACTS = TargetFacts(
     ),
     session="tasks.engines.openvino.session",
     documented=True,
+    room="openvino",
     shipped="tasks.engines.openvino.shipped",
     coverage="tasks.engines.openvino.coverage",
     distributions=("openvino",),

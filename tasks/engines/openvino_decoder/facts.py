@@ -26,13 +26,13 @@ DECODER = TargetFacts(
     ),
     session="tasks.engines.openvino_decoder.session",
     documented=True,
+    room="openvino_decoder",
     shipped="tasks.engines.openvino_decoder.shipped",
     coverage="tasks.engines.openvino_decoder.session",
     distributions=("openvino",),
     beside=("tokenizers",),
     runtime="OpenVINO",
     hub_library="openvino",
-    unserved="a decoder with its cache",
     classes={
         "cpu-decoder": (
             "bf16@openvino-decoder",

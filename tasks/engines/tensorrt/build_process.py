@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,11 @@ def _ended(found: str, folder: Path) -> CandidateRefused:
         expected="a builder that finishes",
         fix=f"read {folder / LOG}; check the free memory of machine and GPU, and build again",
     )
+
+
+def copy_log(log: Path, folder: Path) -> Path:
+    """Copy a builder's log into a folder; return the copy."""
+    return Path(shutil.copy(log, folder))
 
 
 def read_log(log: Path) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tasks.engines.tensorrt.build import available, make_engine, settings_of
-from tasks.engines.tensorrt.build_process import read_log
+from tasks.engines.tensorrt.build_process import copy_log, read_log
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.coverage import coverage_of_layers, kernels_of_nodes
 from tasks.engines.tensorrt.errors import notes_in
@@ -32,7 +32,8 @@ class TensorRtBuilder:
     }
     available = staticmethod(available)
     settings = staticmethod(settings_of)
-    make = staticmethod(make_engine)
+    make_engine = staticmethod(make_engine)
+    copy_log = staticmethod(copy_log)
 
     def warnings(self, engine: BuiltEngine) -> tuple[str, ...]:
         return notes_in(read_log(engine.log))

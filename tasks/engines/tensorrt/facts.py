@@ -22,6 +22,7 @@ TENSORRT_FACTS = TargetFacts(
     builds_engines=True,
     session="tasks.engines.tensorrt.runner",
     documented=True,
+    room="tensorrt",
     coverage="tasks.engines.tensorrt.coverage",
     runtime="TensorRT",
     hub_library="tensorrt",

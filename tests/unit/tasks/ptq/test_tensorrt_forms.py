@@ -21,9 +21,9 @@ from processors import AMX, AVX2
 from real_builds import build
 from tensorrt_rules import Array, check_form, draw, op
 
-from tasks.engines.tensorrt.builder import TensorRtBuilder
 from tasks.engines.catalog import lint
 from tasks.engines.tensorrt.build import build_engine
+from tasks.engines.tensorrt.builder import TensorRtBuilder
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.coverage import coverage_of_layers
 from tasks.engines.tensorrt.forms import make_form

@@ -24,10 +24,10 @@ from validators.target_facts import (
     CPU_PROVIDER,
     CUDA_PROVIDER,
     GENAI,
-    OPENVINO_DECODER,
     INDUCTOR,
     INDUCTOR_CUDA,
     OPENVINO,
+    OPENVINO_DECODER,
     TENSORRT,
 )
 from validators.targets import BUILT_IN

@@ -12,9 +12,10 @@ from conftest import Tiny, tiny_samples
 from jsonschema import Draft202012Validator
 from triton_proto import read_config
 
+from tasks.engines.openvino.exports import BACKEND, EXPORTS, model_server_config
 from tasks.engines.variants import session_settings
 from tasks.runtimes.runner import open_runner
-from tasks.serving.openvino import model_server_config
+from tasks.serving.exporter import exporter_of
 from tasks.serving.triton import triton_model
 from validators.errors import JobError
 from validators.job.candidate_name import decode
@@ -89,15 +90,20 @@ def test_model_server_config_loads_in_openvino(tiny: Tiny, tmp_path: Path) -> No
 
 def test_model_server_refuses_what_another_runtime_runs() -> None:
     told = manifest(session={"provider": "CPUExecutionProvider", "threads": 1}, runtime="onnxruntime")
-    for changed in (told, manifest(engine={"build": {}}, runtime="tensorrt")):
-        with pytest.raises(JobError, match=f"approved with {changed['runtime']}"):
-            model_server_config("m", changed)
+    for changed in (told, manifest(session={"provider": "TensorRT"}, runtime="tensorrt")):
+        with pytest.raises(JobError, match=f"approved with {changed['runtime']}") as caught:
+            exporter_of("--ovms", changed)
+        assert (
+            "one of openvino for --ovms" in caught.value.expected
+            and caught.value.fix == "export it with --triton or --out"
+        )
+    assert exporter_of("--ovms", manifest()) is EXPORTS["--ovms"]
 
 
 def test_triton_takes_batches_of_any_size_and_bfloat16() -> None:
     """Its backend takes no batch below `max_batch_size`, and reads bfloat16 under another name."""
     for candidate, expected in (("bf16@openvino", "YES"), ("fp32-fused@openvino", None)):
-        model = triton_model("m", manifest(candidate), ((X,), (Y,)), Path("/models/m"))
+        model = triton_model("m", manifest(candidate), ((X,), (Y,)), Path("/models/m"), BACKEND)
         config = read_config(model.config)
         assert config.backend == "openvino" and config.default_model_filename == "model.onnx" and not config.platform
         assert config.max_batch_size == 0 and list(config.input[0].dims) == [-1, 64]
@@ -115,4 +121,4 @@ def test_triton_refuses_what_its_openvino_does_not_serve(
     inputs: tuple[TensorSpec, ...], max_batch: int | None, words: str
 ) -> None:
     with pytest.raises(JobError, match=words):
-        triton_model("m", manifest(), (inputs, (Y,)), Path("/models/m"), max_batch=max_batch)
+        triton_model("m", manifest(), (inputs, (Y,)), Path("/models/m"), BACKEND, max_batch=max_batch)

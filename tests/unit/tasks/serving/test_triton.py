@@ -13,6 +13,8 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 from triton_proto import model_config, read_config
 
+from tasks.engines.ort import exports as ort
+from tasks.engines.tensorrt import exports as tensorrt
 from tasks.serving.triton import TYPES, TritonModel, tensors_of, triton_model
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
@@ -43,7 +45,8 @@ def made(
     told: dict[str, Any], inputs: tuple[TensorSpec, ...] = (X,), outputs: tuple[TensorSpec, ...] = (Y,), **more: Any
 ) -> tuple[Any, TritonModel]:
     """The configuration as Triton's own class reads it, and the model."""
-    model = triton_model("m", told, (inputs, outputs), PLACE, **more)
+    backend = tensorrt.BACKEND if told.get("engine") else ort.BACKEND
+    model = triton_model("m", told, (inputs, outputs), PLACE, backend, **more)
     return read_config(model.config), model
 
 
@@ -104,7 +107,7 @@ def test_without_a_shared_axis_of_samples_triton_makes_no_batches(
     config, _ = made(manifest(), inputs, outputs)
     assert config.max_batch_size == 0 and (list(config.input[0].dims), list(config.output[0].dims)) == dims
     with pytest.raises(JobError, match="axis 0 is not dynamic"):
-        triton_model("m", manifest(), (inputs, outputs), PLACE, max_batch=4)
+        triton_model("m", manifest(), (inputs, outputs), PLACE, ort.BACKEND, max_batch=4)
 
 
 def test_other_dynamic_axes_and_tensors_of_samples_alone() -> None:
@@ -159,7 +162,7 @@ def test_custom_operators() -> None:
     assert list(config.model_operations.op_library_filename) == ["/models/m/1/ours.so"]
     assert any("/models/m/1/ours.so" in note for note in model.notes)
     with pytest.raises(JobError, match="custom operators of the Python package ours"):
-        triton_model("m", manifest(libraries=[{"package": "ours"}]), ((X,), (Y,)), PLACE)
+        triton_model("m", manifest(libraries=[{"package": "ours"}]), ((X,), (Y,)), PLACE, ort.BACKEND)
 
 
 @pytest.mark.parametrize("dtype", sorted(TYPES))
@@ -170,7 +173,7 @@ def test_every_type_is_one_of_triton_s(dtype: str) -> None:
 
 def test_a_type_that_triton_has_not_is_refused() -> None:
     with pytest.raises(JobError, match="float8_e4m3fn"):
-        triton_model("m", manifest(), ((TensorSpec("x", "float8_e4m3fn", ("batch", 2)),), (Y,)), PLACE)
+        triton_model("m", manifest(), ((TensorSpec("x", "float8_e4m3fn", ("batch", 2)),), (Y,)), PLACE, ort.BACKEND)
 
 
 def test_names_of_others_stay_what_they_are() -> None:

@@ -1,4 +1,4 @@
-"""A decoder of the target `openvino-decoder` as a folder that OpenVINO GenAI opens.
+"""Export of a decoder of the target `openvino-decoder` as a folder that OpenVINO GenAI opens.
 
 The folder has the judged graph with its caches as states in OpenVINO's own format, the tokenizer as two OpenVINO models, and
 the tokens that end a text. Settings of the session that change numbers go into the graph's `runtime_options`.
@@ -17,6 +17,8 @@ import numpy as np
 from tasks.runtimes.decoder_session import TOKENS
 from tasks.serving.checkpoint.config import generation_config_of
 from tasks.serving.decoder.graph_nodes import refusal
+from tasks.serving.exporter import Exporter, RegisteredVersion, Written
+from tasks.serving.handoff import folder_notes, handed_over
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -97,3 +99,25 @@ def _write_tokenizer(variant: Path, folder: Path) -> None:
     made: tuple[ov.Model, ov.Model] = convert_tokenizer(tokenizer, with_detokenizer=True)
     for model, name in zip(made, ("tokenizer", "detokenizer"), strict=True):
         ov.save_model(model, folder / f"openvino_{name}.xml")
+
+
+def _write(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    made, options = version.artifacts / "openvino-genai", version.manifest["session"]["provider_options"]
+    make_openvino_genai(version.variant, made, options)
+    notes, precision = folder_notes(version.manifest), options["INFERENCE_PRECISION_HINT"]
+    lines = [
+        "OpenVINO GenAI opens this folder as it is. The type of the cache is a setting of the graph; name the type to compute",
+        f"in, `{precision}`, since the default depends on the processor:",
+        "",
+        "```python",
+        "import openvino_genai",
+        "",
+        f'pipeline = openvino_genai.LLMPipeline(".", "CPU", INFERENCE_PRECISION_HINT="{precision}")',
+        'print(pipeline.generate("your prompt", max_new_tokens=64, do_sample=False, apply_chat_template=False))',
+        "```",
+    ]
+    files = {path.name: path for path in sorted(made.iterdir())}
+    return Written({**files, "README.md": handed_over(version, lines, notes)}, notes)
+
+
+EXPORTS = {"--genai": Exporter(_write)}

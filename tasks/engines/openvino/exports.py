@@ -1,4 +1,4 @@
-"""A version of the target `openvino` for servers that run OpenVINO themselves: OpenVINO Model Server, and Triton's backend.
+"""Export of versions of the target `openvino` for servers that run OpenVINO themselves: its Model Server, and Triton's backend.
 
 Sources, as of August 2026: the JSON schema of `config.json` (github.com/openvinotoolkit/model_server, `src/schema.cpp`) and the
 page on parameters there; the README and `src/openvino.cc` of github.com/triton-inference-server/openvino_backend. No such
@@ -15,13 +15,15 @@ server has run an exported version.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tasks.serving.exporter import Exporter, RegisteredVersion, Written
+from tasks.serving.prototext import Fields
 from tasks.serving.sections import unchecked_device
+from tasks.serving.triton import Sides, TritonBackend, parameters_of
 from validators.errors import JobError
-from validators.samples.datasets import TensorSpec
-from validators.target_facts import OPENVINO
 
 CONFIG = "config.json"
 PRECISION = "INFERENCE_PRECISION_HINT"
@@ -34,9 +36,9 @@ def openvino_options(settings: Mapping[str, Any]) -> dict[str, str]:
     return {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
 
 
-def triton_parameters(settings: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _settings(manifest: Mapping[str, Any], _place: Path) -> tuple[Fields, tuple[str, ...]]:
     """Return the approved options as parameters of Triton's backend, and notes on those that it does not read."""
-    options = openvino_options(settings)
+    options = openvino_options(manifest["session"])
     found = {key: options.pop(key) for key in TRITON_PARAMETERS if key in options}
     if options.get(PRECISION) == "bf16":
         found["HINT_BF16"] = "YES"
@@ -46,53 +48,52 @@ def triton_parameters(settings: Mapping[str, Any]) -> tuple[dict[str, str], tupl
     ]
     if PRECISION in options:
         notes.append("the backend computes in bfloat16 on a processor that has it; the variant was approved without")
-    return found, tuple(notes)
+    return parameters_of(found), tuple(notes)
 
 
-def check_for_triton(inputs: Sequence[TensorSpec], max_batch: int | None) -> None:
-    """Check that Triton's backend serves a model with these inputs.
-
-    Raises:
-        JobError: an input is a scalar, or `max_batch` is given.
-    """
-    if max_batch is not None:
+def _batch(_manifest: Mapping[str, Any], tensors: Sides, asked: int | None) -> tuple[int, tuple[str, ...]]:
+    if asked is not None:
         raise JobError(
-            found=f"--max-batch {max_batch} for OpenVINO",
+            found=f"--max-batch {asked} for OpenVINO",
             expected="no bound: the backend would take batches of exactly that size",
             fix="remove --max-batch; batches of any size are taken",
         )
-    if scalars := [spec.name for spec in inputs if not spec.shape]:
+    if scalars := [spec.name for spec in tensors[0] if not spec.shape]:
         raise JobError(
             found=f"the input {scalars[0]!r} is a scalar",
             expected="inputs with axes: the OpenVINO backend of Triton takes no scalars",
             fix="export it with --ovms or --out",
         )
+    return 0, ()
+
+
+def _for_model_server(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
+    config, notes = model_server_config(version.name, version.manifest)
+    files = {f"{version.name}/1/{name}": file for name, file in version.files.items()}
+    return Written({**files, CONFIG: config}, notes)
 
 
 def model_server_config(name: str, manifest: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return `config.json` of OpenVINO Model Server for the model `name`, and what it cannot express of the approval.
 
     The model is in `<name>/1/` beside it.
-
-    Raises:
-        JobError: the variant was approved with another runtime.
     """
-    settings = manifest["session"]
-    if manifest.get("engine") or settings["provider"] != OPENVINO:
-        raise JobError(
-            found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
-            expected="one of the target openvino: OpenVINO Model Server would run it in OpenVINO, where it was never measured",
-            fix="name a champion of openvino, or run a job with `target: openvino`",
-        )
     config = {
         "name": name,
         "base_path": name,
         # Its default is a GPU where there is one.
         "target_device": "CPU",
-        "plugin_config": openvino_options(settings),
+        "plugin_config": openvino_options(manifest["session"]),
     }
     notes = (
         f"the runtime is the server's own; the variant was approved with openvino {manifest['runtime_version']}",
         *unchecked_device(manifest),
     )
     return json.dumps({"model_config_list": [{"config": config}]}, indent=1) + "\n", notes
+
+
+BACKEND = TritonBackend(name="openvino", settings=_settings, batch=_batch)
+EXPORTS = {
+    "--triton": Exporter(BACKEND.write, in_repository=True),
+    "--ovms": Exporter(_for_model_server),
+}
