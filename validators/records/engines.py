@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-Runtime = Literal["tensorrt", "tensorrt_rtx"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class EngineManifest:
     of the engine and of the timing cache.
     """
 
-    runtime: Runtime
+    runtime: str
     runtime_version: str
     gpu: str | None
     compute_capability: str

@@ -26,8 +26,7 @@ from validators.records.measurements import (
     SliceDrop,
 )
 from validators.records.verdicts import Verdict
-from validators.target_facts import CPU_PROVIDER
-from validators.targets import facts_of_provider
+from validators.targets import DEFAULT_TARGET, facts_of, facts_of_provider
 
 CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 # Parses `Inventory.device_key`: processor and instruction sets, cores, GPU with compute capability, driver; runtimes follow.
@@ -177,7 +176,7 @@ class SessionSettings:
         libraries: Libraries = (),
     ) -> SessionSettings:
         """Return settings of ONNX Runtime on the processor, in which sources are calibrated and computed for comparison."""
-        return cls(CPU_PROVIDER, threads, optimization, dict(entries or {}), libraries)
+        return cls(facts_of(DEFAULT_TARGET).provider, threads, optimization, dict(entries or {}), libraries)
 
     @property
     def on_gpu(self) -> bool:

@@ -21,14 +21,14 @@ from tasks.engines.tensorrt.build_process import read_log, run_builder
 from tasks.engines.tensorrt.build_process_child import ANSWER, ENGINE, LAYERS, LOG, TIMING_CACHE
 from tasks.engines.tensorrt.errors import refusal_of, refused_warning
 from tasks.engines.tensorrt.layers import layers_in_log, parse_layers_json
-from tasks.engines.tensorrt.shipped.api import OLDEST, RUNTIMES
+from tasks.engines.tensorrt.shipped.api import OLDEST, RUNTIMES, Runtime
 from tasks.engines.tensorrt.shipped.build import NodeError
 from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused, JobError
 from validators.job.job import Job
 from validators.job.job_engines import AxisRange, Engines
 from validators.job.job_measurement import OperatingPoint
-from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, EngineManifest, Runtime, ShapeRange
+from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, EngineManifest, ShapeRange
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
 from validators.samples.run_inputs import Evidence
