@@ -259,7 +259,7 @@ def test_every_block_is_of_a_kind_with_a_rule() -> None:
     assert len(blocks()) > 60
 
 
-def test_links_on_pages_that_the_site_does_not_have_lead_somewhere() -> None:
+def test_links_on_pages_outside_the_site_lead_somewhere() -> None:
     """The build of the site looks at those of all others."""
     links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", pages()["README.md"])
     assert links

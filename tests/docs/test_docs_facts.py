@@ -56,7 +56,7 @@ def first_cells(page: str) -> list[str]:
     return [cell.strip("`") for cell in re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE)]
 
 
-def test_every_key_of_a_job_is_on_its_page_with_type_default_and_meaning() -> None:
+def test_job_page_gives_type_default_and_meaning_of_every_key() -> None:
     page = PAGES["reference/job.md"]()
     assert keys(Job.model_json_schema()) <= set(first_cells(page))
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
@@ -113,7 +113,7 @@ def test_the_table_of_gates_has_every_verdict_and_every_key() -> None:
 # Settings
 
 
-def test_every_setting_that_the_code_reads_is_on_its_page_and_no_other() -> None:
+def test_page_lists_exactly_the_settings_that_the_code_reads() -> None:
     files = [path for folder in ("flows", "tasks", "validators", "infra") for path in (ROOT / folder).rglob("*")]
     files += [ROOT / "Dockerfile", ROOT / "Makefile"]
     texts = [
@@ -359,7 +359,7 @@ def test_the_demo_has_one_set_of_figures() -> None:
     assert minutes in readme and minutes in tutorial
 
 
-def test_the_table_of_real_models_without_vnni_is_that_of_the_runs() -> None:
+def test_table_of_real_models_without_vnni_matches_results() -> None:
     """Also that INT8 in OpenVINO beats its float32 on convolutional models alone, for which the lists are as they are."""
     runs = [result(name) for name in ("real_models_avx2", "real_models_avx2_openvino")]
     assert all(run["isa"] == ["avx2"] for run in runs)
@@ -388,7 +388,7 @@ def test_the_tables_of_integers_are_those_of_the_simulation() -> None:
     assert max(one["refused_or_warned"]["share"] for one in figures["clean"]) <= 0.05
 
 
-def test_the_table_of_few_deciding_samples_is_that_of_the_simulation() -> None:
+def test_table_of_few_deciding_samples_matches_simulation() -> None:
     cells: dict[str, list[Any]] = {}
     for cell in result("metric_errors_rare")["cells"]:
         cells.setdefault(cell["metric"], []).append(cell)
@@ -398,7 +398,7 @@ def test_the_table_of_few_deciding_samples_is_that_of_the_simulation() -> None:
         assert row in pages()["benchmarks/README.md"], metric
 
 
-def test_the_tables_of_engines_and_random_models_are_those_measured() -> None:
+def test_tables_of_engines_and_random_models_match_results() -> None:
     page = " ".join(pages()["benchmarks/README.md"].split("\n"))
     for row in result("engine_disagreements")["patterns"]:
         assert f"| {row['pattern']} | {row['as written']:.3f} | {row['signs in the weights']:.3f} |" in page

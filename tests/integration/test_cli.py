@@ -46,7 +46,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 
 @pytest.mark.parametrize("name", commands())
-def test_help_of_each_command_fits_a_screen_with_an_example_that_is_one(name: str, screen: CliRunner) -> None:
+def test_help_of_each_command_fits_a_screen_and_has_an_example(name: str, screen: CliRunner) -> None:
     """The example is parsed as the command would be called; paths in it need not be there."""
     done = screen.invoke(app, [name, "--help"])
     lines = done.output.rstrip().splitlines()
@@ -59,7 +59,7 @@ def test_help_of_each_command_fits_a_screen_with_an_example_that_is_one(name: st
     assert command.make_context(name, arguments).params is not None
 
 
-def test_the_list_of_commands_is_in_groups_and_fits_a_large_screen(screen: CliRunner) -> None:
+def test_list_of_commands_is_grouped_and_fits_a_large_screen(screen: CliRunner) -> None:
     done = screen.invoke(app, ["--help"])
     lines = done.output.rstrip().splitlines()
     assert len(lines) <= 44
@@ -78,7 +78,7 @@ def test_help_starts_without_the_heavy_libraries(tmp_path: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_usage_errors_of_the_process_end_with_2_and_name_what_is_wrong(tmp_path: Path) -> None:
+def test_usage_errors_exit_with_2_and_name_what_is_wrong(tmp_path: Path) -> None:
     done = quantgate(tmp_path, "rnu", "job.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("found:    No such command 'rnu'. Did you mean 'run'?\nexpected: quantgate [OPTIONS]")

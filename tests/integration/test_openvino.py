@@ -296,7 +296,7 @@ def test_coverage_is_that_of_what_ran(kind: str, tmp_path: Path) -> None:
     assert verdict is not None and verdict.outcome == ("pass" if is_low else "fail")
 
 
-def test_a_float_operator_between_integer_products_leaves_the_second_in_float(tmp_path: Path) -> None:
+def test_float_operator_between_products_leaves_second_in_float(tmp_path: Path) -> None:
     """Of 4 x 64 x 128 and 4 x 128 x 32 multiply-accumulates, two thirds run in integers."""
     parts = pair(**PAIR) + weight(64, 128, **WEIGHT) + product(output="h") + op("Erf", "h", "e")
     parts += const(w2=drawn(128, 32).astype(FLOAT)) + product("e w2")
@@ -308,7 +308,7 @@ def test_a_float_operator_between_integer_products_leaves_the_second_in_float(tm
 
 
 @pytest.mark.parametrize(("axis", "is_low"), [(0, True), (1, False)])
-def test_a_convolution_with_scales_along_its_input_channels_is_float(axis: int, is_low: bool, tmp_path: Path) -> None:
+def test_convolution_with_scales_by_input_channel_is_float(axis: int, is_low: bool, tmp_path: Path) -> None:
     """2 samples of 5 x 5 places, 6 channels out, 3 x 3 places of 4 channels in: 2*25*6*9*4."""
     parts = pair(**PAIR) + weight(6, 4, 3, 3, floats=FLOAT, axis=axis) + product(kind="Conv")
     path = planted(parts, tmp_path, ("n", 4, 7, 7))
@@ -317,7 +317,7 @@ def test_a_convolution_with_scales_along_its_input_channels_is_float(axis: int, 
     assert found.share == (1.0 if is_low else 0.0), found.macs_by_kernel
 
 
-def test_a_product_of_floats_beside_one_of_integers_in_attention_counts_as_float(tmp_path: Path) -> None:
+def test_float_product_beside_integer_one_counts_as_float(tmp_path: Path) -> None:
     """Both run in one step, named by the integers of the first. Scores and context have as many multiply-accumulates."""
     parts = (
         pair(**PAIR)
@@ -348,9 +348,7 @@ def test_the_form_for_openvino_runs_in_integers(tiny: Tiny, tmp_path: Path) -> N
 
 @has_vnni
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_activations_are_quantized_at_run_time_by_the_named_group(
-    per_channel: bool, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_activations_are_quantized_at_run_time_by_named_group(per_channel: bool, tiny: Tiny, tmp_path: Path) -> None:
     """Against float64: the weights' rounding alone without a group, and 8 bits of the activations with one."""
     path = tmp_path / "dynamic.onnx"
     weights = Int8Weights(per_channel)

@@ -37,7 +37,7 @@ def trial(name: str, speedup: float, outcome: str, *, failing: tuple[str, ...] =
     )
 
 
-def test_the_fastest_static_trial_that_fails_on_accuracy_alone_is_recovered() -> None:
+def test_fastest_static_trial_failing_on_accuracy_is_recovered() -> None:
     slower, faster = trial(STATIC, 1.5, "failed"), trial(STATIC.replace("pc", "pc-all"), 2.0, "inconclusive")
     assert choose_recovered((slower, faster)) is faster
     assert choose_recovered((slower, faster, trial(DYNAMIC, 1.7, "passed"))) is faster
@@ -47,7 +47,7 @@ def test_the_fastest_static_trial_that_fails_on_accuracy_alone_is_recovered() ->
     assert choose_recovered((faster, quick)) is quick
 
 
-def test_of_two_that_are_nearly_as_fast_the_one_that_loses_less_is_recovered() -> None:
+def test_of_two_nearly_as_fast_the_smaller_drop_is_recovered() -> None:
     rough = replace(trial(DYNAMIC, 2.0, "failed"), drop=Estimate(0.5, 0.4, 0.6))
     smooth = replace(trial("int8-dynamic-pc-smooth@ort-cpu", 1.85, "failed"), drop=Estimate(0.05, 0.04, 0.06))
     assert choose_recovered((rough, smooth)) is smooth
@@ -151,7 +151,7 @@ def test_outlier_channels_break_int8_and_recovery_mends_it(answers: dict[str, An
 
 
 @pytest.mark.slow
-def test_the_bounds_of_a_recovered_candidate_hold_with_the_confidence_it_states(answers: dict[str, Answer]) -> None:
+def test_bounds_of_recovered_candidate_hold_as_often_as_stated(answers: dict[str, Answer]) -> None:
     """The evidence holds the times: from them and the stated confidence follow the bounds of every verdict."""
     result = answers["hard"].result
     assert result is not None, answers["hard"].said
@@ -184,7 +184,7 @@ def test_what_loses_most_is_told_with_what_keeping_it_costs(answers: dict[str, A
 
 
 @pytest.mark.slow
-def test_a_job_that_nothing_rescues_ends_within_its_attempts_with_the_table(answers: dict[str, Answer]) -> None:
+def test_hopeless_job_ends_within_its_attempts_with_the_table(answers: dict[str, Answer]) -> None:
     result = answers["hopeless"].result
     assert result is not None, answers["hopeless"].said
     assert (result["outcome"], result["chosen"]) == ("no_variant", None)

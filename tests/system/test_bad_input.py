@@ -170,14 +170,14 @@ def test_each_bad_input_says_found_expected_and_fix(seen: tuple[Path, Seen]) -> 
             assert all(f"{key}:" in answer.said for key in ("found", "expected", "fix")), name
 
 
-def test_bad_input_registers_nothing_and_leaves_nothing_half_written(seen: tuple[Path, Seen]) -> None:
+def test_bad_input_registers_nothing_and_leaves_no_partial_files(seen: tuple[Path, Seen]) -> None:
     state = seen[0]
     assert not list(state.rglob("consumer.py"))
     assert not list((state / "store").rglob(".making-*"))
     assert not list(state.parent.rglob(".*.writing"))
 
 
-def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: Tiny, tmp_path: Path) -> None:
+def test_dead_registry_is_infrastructure_error_after_retries(tiny: Tiny, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", tiny.job(source="models:/tiny/1"))
     calls: list[dict[str, object]] = [{"name": "down", "job": str(job)}]
     extra = {
@@ -191,7 +191,7 @@ def test_a_registry_that_is_down_is_an_infrastructure_error_after_retries(tiny: 
     assert answer.said.count("; retrying") == 2
 
 
-def test_an_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:
+def test_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:
     """Opset 11 is upgraded, float16 computes in float32; inputs and outputs of the variant are those of the source."""
     old, half = tiny_model(*tiny.weights), tiny_model(*tiny.weights)
     old.opset_import[0].version, old.ir_version = 11, 6

@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[str, Callable[[Bench], Pair], str, str | None, list[str]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_real_data_is_caught_by_the_check_that_names_it(fault: str, request: pytest.FixtureRequest) -> None:
+def test_fault_in_real_data_is_caught_by_the_check_that_names_it(fault: str, request: pytest.FixtureRequest) -> None:
     where, plant, outcome, name, words = FAULTS[fault]
     of: Bench = request.getfixturevalue(where)
     verdict = of.judge(plant(of))
@@ -240,7 +240,7 @@ def test_a_file_that_is_no_data_is_an_error_of_the_file(
     assert words in caught.value.found and caught.value.expected and caught.value.fix
 
 
-def test_a_suggested_set_covers_more_than_random_draws_and_is_accepted(texts: Bench) -> None:
+def test_suggested_set_beats_random_draws_and_is_accepted(texts: Bench) -> None:
     """Of 128 from 1,000 reviews; the coverage is that of reviews which were not in the pool."""
     pool = texts.rest[:1000]
     vectors = texts.embed(texts.pool.take(pool))

@@ -241,7 +241,7 @@ def test_a_winner_of_another_device_is_not_promoted_here(monkeypatch: pytest.Mon
     check_promotable(RUN)
 
 
-def test_names_of_several_runs_and_runs_without_files_are_refused(tmp_path: Path) -> None:
+def test_ambiguous_run_names_and_runs_without_files_are_refused(tmp_path: Path) -> None:
     """As older versions left them, or a run that goes on still."""
 
     class Page(list[Any]):

@@ -83,7 +83,7 @@ def test_each_candidate_stands_beside_itself() -> None:
     assert [cell and (cell["outcome"], cell["is_chosen"]) for cell in failed] == [("failed", "")] * 3
 
 
-def test_only_what_differs_is_listed_and_the_load_of_a_moment_is_not() -> None:
+def test_comparison_lists_only_differences_and_no_current_load() -> None:
     assert differences(RUNS) == [
         ("source", ["text-topics version 7", "text-topics version 8", "text-topics version 7"]),
         ("processor", ["Intel(R) Xeon(R) Platinum 8481C", "AMD EPYC 9B14", "Intel(R) Xeon(R) Platinum 8481C"]),

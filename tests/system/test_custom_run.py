@@ -113,7 +113,7 @@ def test_a_consumer_loads_what_was_promoted(
     np.testing.assert_allclose(np.load(out), expected, atol=1e-5)
 
 
-def test_the_manifest_names_the_library_and_a_file_lies_beside_the_model(world: tuple[Path, dict[str, Answer]]) -> None:
+def test_manifest_names_the_library_and_its_file_is_shipped(world: tuple[Path, dict[str, Answer]]) -> None:
     """A package is a requirement of the version; a file is checked with the others."""
     state = world[0]
     package, file = (artifact_of(state, candidate) for candidate in (STATIC, INT4))

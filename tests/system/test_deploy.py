@@ -192,7 +192,7 @@ def test_what_an_operator_switched_off_stays_off(client: SyncPrefectClient, tmp_
 
 
 @pytest.mark.slow
-def test_an_event_of_the_receiver_starts_the_deployment_with_its_model(
+def test_receiver_event_starts_the_deployment_with_its_model(
     stack: Stack, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """By the trigger of the file; another event starts nothing."""
@@ -282,9 +282,7 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
 
 
 @pytest.mark.slow
-def test_a_pool_of_another_kind_and_a_template_that_is_none_are_refused(
-    client: SyncPrefectClient, tmp_path: Path
-) -> None:
+def test_pool_of_another_kind_and_invalid_template_are_refused(client: SyncPrefectClient, tmp_path: Path) -> None:
     """With what to do; and how many runs measure at a time is set where it is asked for, and kept."""
     list(apply_pool(client, None, None))
     with pytest.raises(JobError, match="of type process"):

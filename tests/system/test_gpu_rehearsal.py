@@ -190,7 +190,7 @@ def bare_copy(folder: Path) -> Path:
 
 @pytest.mark.skipif(bool(why_missing()), reason="no C++ compiler")
 @pytest.mark.timeout(1500)
-def test_first_contact_is_killed_and_goes_on_from_its_output_alone(tmp_path: Path) -> None:
+def test_killed_first_contact_resumes_from_its_output_alone(tmp_path: Path) -> None:
     """In a copy of the tree, with PyTorch and NumPy; the second machine has the output folder and nothing else."""
     python, tree, out = linked(tmp_path / "venv", ("torch", "numpy")), bare_copy(tmp_path / "tree"), tmp_path / "out"
     options = "--provider cpu --models decoder --forms int8-dynamic-pc --batches 1,8 --seconds 900"

@@ -366,7 +366,7 @@ def padded(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
 
 
-def test_vllm_gives_the_probabilities_and_texts_of_a_float_decoder(place: Path, more: Path, checkpoints: Path) -> None:
+def test_vllm_gives_probabilities_and_texts_of_a_float_decoder(place: Path, more: Path, checkpoints: Path) -> None:
     told, windows = answers_of(checkpoints, "float", "float32"), windows_of(place, 8)
     np.testing.assert_allclose(told["scores"], judged(more / "mistral", windows)[:, :-1], atol=1e-3)
 

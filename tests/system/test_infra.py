@@ -252,7 +252,7 @@ def test_a_fault_planted_in_the_manifests_is_seen(change: Callable[[list[Doc]], 
     assert any(words in fault for fault in manifest_faults(plant(change, manifests())))
 
 
-def test_who_starts_a_run_chooses_its_resources_and_nothing_that_it_executes() -> None:
+def test_callers_choose_resources_of_a_run_and_no_code() -> None:
     """Any other variable is refused by the server."""
     variables = json.loads((KUBERNETES / "job-template.json").read_text())["variables"]
     assert variables["additionalProperties"] is False and PROCESS_TEMPLATE["variables"]["additionalProperties"] is False
@@ -354,7 +354,7 @@ def help_of(calls: list[str]) -> str:
     return done.stdout
 
 
-def test_secrets_that_compose_asks_for_are_in_the_example_without_values() -> None:
+def test_compose_secrets_are_in_the_example_without_values() -> None:
     """And nothing else is asked for; git takes no filled-in copy, and no image either."""
     asked = set(re.findall(r"\$\{(\w+):\?", COMPOSE.read_text()))
     lines = (ROOT / "infra" / ".env.example").read_text().splitlines()

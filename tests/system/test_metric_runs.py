@@ -128,7 +128,7 @@ def test_noise_is_judged_without_a_drop(answers: dict[str, Answer]) -> None:
     assert "sqnr (1 candidate)" in failed["reason"]
 
 
-def test_a_function_that_fails_is_a_refusal_of_the_variant_or_an_error_of_the_job(answers: dict[str, Answer]) -> None:
+def test_failing_function_refuses_the_variant_or_fails_the_job(answers: dict[str, Answer]) -> None:
     faulty, broken = answers["faulty"].result, answers["broken"].result
     assert faulty is not None and broken is not None
     (candidate,) = faulty["candidates"]

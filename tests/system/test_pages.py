@@ -210,7 +210,7 @@ def test_a_run_that_asks_is_suspended_until_somebody_approves(service: Service, 
     expect(report.get_by_role("heading", level=1)).to_be_visible(timeout=WAIT_MS)
 
 
-def test_what_nobody_answers_expires_and_a_second_try_is_rejected(service: Service, tiny: Tiny) -> None:
+def test_unanswered_question_expires_and_second_try_is_rejected(service: Service, tiny: Tiny) -> None:
     """Prefect fails the run by itself; the sweep records it. Tried again, it asks anew; nothing is ever promoted."""
     run = service.start("quantize/on-demand", {"job": job(tiny, "other", expires_hours=0.001)})
     assert service.wait_for(run, "FAILED")["message"] == "The flow was paused and never resumed."

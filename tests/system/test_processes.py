@@ -123,7 +123,7 @@ def test_the_children_of_one_that_is_killed_end_too(driven: Driven) -> None:
     wait_until(lambda: not any(map(listens, driven.ports)), seconds=30)
 
 
-def test_one_that_dies_is_started_again_and_one_that_dies_too_often_ends_all(driven: Driven) -> None:
+def test_dead_process_restarts_and_repeated_death_ends_all(driven: Driven) -> None:
     """A fourth time within ten minutes is too often; the last words name its log, and the other is ended as well."""
     killed: set[int] = set()
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_starts_nothing(tmp_path: Path, restored: None) -> 
     assert not marker.exists()
 
 
-def test_one_that_ends_before_it_answers_is_an_error_with_its_log(tmp_path: Path, restored: None) -> None:
+def test_process_that_ends_before_answering_is_an_error_with_log(tmp_path: Path, restored: None) -> None:
     """Not a wait of minutes."""
     with pytest.raises(InfrastructureError, match=r"did not start[\s\S]*doomed\.log"), Programs(tmp_path) as running:
         running.start([program("print('no licence'); raise SystemExit(1)", port=free_port())], print)

@@ -57,7 +57,7 @@ def test_every_write_of_a_promotion_had_its_fault(lines: list[dict[str, Any]]) -
         ]
 
 
-def test_one_retry_after_any_fault_ends_as_if_nothing_had_happened(lines: list[dict[str, Any]]) -> None:
+def test_one_retry_after_any_fault_ends_as_if_none_had_happened(lines: list[dict[str, Any]]) -> None:
     """The alias is at the variant, whose promotion is done; nothing is staged, nothing is going on."""
     for line in lines:
         end = line["end"]
@@ -69,7 +69,7 @@ def test_one_retry_after_any_fault_ends_as_if_nothing_had_happened(lines: list[d
 
 
 @pytest.mark.parametrize("fault", ["kill", "refuse", "down", "interrupt", "interrupt again"])
-def test_a_version_that_is_whole_is_taken_up_and_not_registered_twice(lines: list[dict[str, Any]], fault: str) -> None:
+def test_complete_version_is_taken_up_and_not_registered_twice(lines: list[dict[str, Any]], fault: str) -> None:
     for line in of(lines, fault):
         assert line["end"]["aliases"] == {CHAMPION: 3}, line
         assert set(variants(line["end"])) == {"3"} and line["end"]["versions"]["3"]["previous"] == "2", line
@@ -86,7 +86,7 @@ def test_killed_anywhere_the_alias_points_to_something_whole(lines: list[dict[st
 
 
 @pytest.mark.parametrize(("fault", "first"), [("refuse", "InfrastructureError"), ("interrupt", "interrupted")])
-def test_a_failure_leaves_the_old_champion_and_says_where_it_ended(
+def test_failure_leaves_the_old_champion_and_says_where_it_ended(
     lines: list[dict[str, Any]], fault: str, first: str
 ) -> None:
     """Even one after the alias had moved: it is put back."""
@@ -97,7 +97,7 @@ def test_a_failure_leaves_the_old_champion_and_says_where_it_ended(
         assert phases == ([] if line["at"] < 3 else ["interrupted"]), line
 
 
-def test_an_alias_that_somebody_moved_meanwhile_stays_where_it_is(lines: list[dict[str, Any]]) -> None:
+def test_alias_that_somebody_moved_meanwhile_stays_where_it_is(lines: list[dict[str, Any]]) -> None:
     """But for a move in the moment between the last look and the write: the registry has no compare-and-swap."""
     moved = of(lines, "move")
     for line in moved:

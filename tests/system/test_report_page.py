@@ -74,7 +74,7 @@ def first_column(tab: Page) -> list[str]:
     return [text.split("\n")[0] for text in tab.locator("table.verdicts tbody th").all_inner_texts()]
 
 
-def test_the_verdict_table_sorts_both_ways_with_the_baseline_on_top(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_verdict_table_sorts_both_ways_with_baseline_on_top(chromium: Browser, pages: dict[str, Path]) -> None:
     """By number or by name; what has no value stays at the end; by keyboard too."""
     with visit(chromium, pages["promoted"]) as view:
         assert first_column(view.tab) == ["baseline", *NAMES]

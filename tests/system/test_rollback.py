@@ -48,7 +48,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.slow
-def test_the_champion_goes_where_it_should_and_marks_what_it_leaves(steps: dict[str, dict[str, Any]]) -> None:
+def test_rollback_moves_the_alias_and_marks_the_old_champion(steps: dict[str, dict[str, Any]]) -> None:
     """The table above: one version back a request, forward by name, none at all, and refusals that change nothing."""
     seen = [
         (

@@ -267,7 +267,7 @@ def test_what_the_fixed_ranges_cut_off_goes_with_the_variant(world: tuple[Path, 
     assert ranges["x"]["share_outside"] == pytest.approx(outside.mean(), abs=3e-4)
 
 
-def test_lineage_tags_tie_the_variant_to_source_data_and_hardware(world: tuple[Path, dict[str, Answer]]) -> None:
+def test_lineage_tags_tie_variant_to_source_data_and_hardware(world: tuple[Path, dict[str, Answer]]) -> None:
     state, answers = world
     # Version 1 has the device that the test wrote into its tags.
     result = answers["replaced"].result
@@ -283,7 +283,7 @@ def test_lineage_tags_tie_the_variant_to_source_data_and_hardware(world: tuple[P
     assert aliases[0] == ("tiny-quantized", "champion-ort-cpu", 2)
 
 
-def test_mlflow_holds_a_parent_run_with_one_nested_run_a_candidate(world: tuple[Path, dict[str, Answer]]) -> None:
+def test_mlflow_holds_a_parent_run_and_one_child_per_candidate(world: tuple[Path, dict[str, Answer]]) -> None:
     state, answers = world
     result = answers["first"].result
     assert result is not None
@@ -367,7 +367,7 @@ def test_the_prefect_server_has_the_run_with_its_artifacts(world: tuple[Path, di
     assert {"verdict", "candidates", "report"} <= keys
 
 
-def test_a_torch_program_is_exported_and_agrees_with_the_onnx_model(world: tuple[Path, dict[str, Answer]]) -> None:
+def test_exported_torch_program_agrees_with_the_onnx_model(world: tuple[Path, dict[str, Answer]]) -> None:
     answers = world[1]
     assert answers["torch"].result is not None
     assert answers["first"].result is not None
@@ -375,7 +375,7 @@ def test_a_torch_program_is_exported_and_agrees_with_the_onnx_model(world: tuple
     assert value == pytest.approx(answers["first"].result["baseline"]["value"], abs=1e-3)
 
 
-def test_a_run_that_was_killed_is_resumed_without_making_anything_twice(tiny: Tiny, tmp_path: Path) -> None:
+def test_killed_run_resumes_without_making_anything_twice(tiny: Tiny, tmp_path: Path) -> None:
     """SIGKILL as soon as the first variant is in the store; the next run takes it from there and ends as it should."""
     state = tmp_path / "state"
     state.mkdir()

@@ -98,7 +98,7 @@ def test_whatever_passes_between_nothing_wrong_is_accepted(
     assert outcomes["said"] == 0 if rate < 0.5 else outcomes["right"] > 0
 
 
-def test_writes_under_a_condition_exclude_each_other_when_answers_are_lost(stack: Stack) -> None:
+def test_conditional_writes_exclude_each_other_on_lost_answers(stack: Stack) -> None:
     """Eight threads add to one number by compare and swap: no two are told that they wrote the same one, and none is lost."""
     uri = some_place() / "number"
     told, lock = Counter[int](), threading.Lock()

@@ -192,9 +192,7 @@ def test_a_page_of_another_origin_reaches_nothing(service: Service, tmp_path: Pa
         ({"origin": "https://evil.example"}, 403),
     ],
 )
-def test_a_caller_without_the_password_or_of_another_host_is_refused(
-    service: Service, headers: dict[str, str], status: int
-) -> None:
+def test_wrong_password_and_foreign_host_are_refused(service: Service, headers: dict[str, str], status: int) -> None:
     sent = headers if status == 401 else headers_of(service.auth) | headers
     url = f"http://127.0.0.1:{service.ports['prefect']}/api/deployments/filter"
     assert httpx.post(url, json={}, headers=sent).status_code == status

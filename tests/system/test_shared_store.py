@@ -192,7 +192,7 @@ def test_processes_that_race_make_an_entry_once(tmp_path: Path, where: S3Uri) ->
     assert len({tuple(words[-2:]) for words in said}) == 1
 
 
-def test_a_maker_that_is_killed_leaves_no_entry_and_keeps_nobody_waiting_for_ever(tmp_path: Path, where: S3Uri) -> None:
+def test_killed_maker_leaves_no_entry_and_blocks_nobody_for_ever(tmp_path: Path, where: S3Uri) -> None:
     """SIGKILL while it makes: nothing looks whole, its lease grows old, and the next machine makes the entry."""
     process = start(tmp_path / "killed", where, seconds=600)
     with process:
@@ -283,7 +283,7 @@ def test_a_lease_excludes_and_ends(where: S3Uri, tmp_path: Path) -> None:
         held.check()
 
 
-def test_a_lease_that_is_not_renewed_is_lost_before_another_takes_it(where: S3Uri) -> None:
+def test_unrenewed_lease_is_lost_before_another_takes_it(where: S3Uri) -> None:
     """The S3 server is out of the holder's reach: it says so by itself, and only then is it another's."""
     locks = leases(where, 3)
     with locks.hold("m", wait_seconds=0) as held:
@@ -375,7 +375,7 @@ def test_renewal_goes_on_after_one_whose_answers_were_lost(
             held.check()
 
 
-def test_a_folder_of_data_is_fetched_once_and_again_when_an_object_changes(tmp_path: Path, where: S3Uri) -> None:
+def test_folder_is_fetched_once_and_again_when_an_object_changes(tmp_path: Path, where: S3Uri) -> None:
     """All objects below a prefix, also in sub-folders; a file that was tampered with is fetched anew."""
     prefix, s3 = where / "pictures", S3()
     for name, content in (("a.png", b"a"), ("more/b.png", b"b")):

@@ -112,7 +112,7 @@ def came_through(stack: Stack, prefix: str, before: int) -> None:
     assert len(events(stack)) == before + TRUE
 
 
-def test_of_many_deliveries_only_the_true_ones_start_a_run_each_once(stack: Stack) -> None:
+def test_of_many_deliveries_each_true_one_starts_one_run(stack: Stack) -> None:
     """Prefect hangs in the middle, until a sender was told to come again; what it had taken meanwhile, it knows again."""
     server = stack.processes["prefect"].pid
 
@@ -130,7 +130,7 @@ def test_of_many_deliveries_only_the_true_ones_start_a_run_each_once(stack: Stac
     came_through(stack, HOSTILE, before)
 
 
-def test_a_receiver_that_is_killed_takes_no_replay_and_loses_nothing(stack: Stack) -> None:
+def test_killed_receiver_takes_no_replay_and_loses_nothing(stack: Stack) -> None:
     """Killed twice among deliveries; those whose answer was lost come again and are known."""
 
     def kill() -> None:

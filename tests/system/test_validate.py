@@ -103,7 +103,7 @@ def test_a_good_set_is_accepted_with_its_figures(answers: dict[str, Answer]) -> 
 
 
 @pytest.mark.parametrize("name", ["few", "run with few"])
-def test_a_bad_set_is_refused_by_either_command_before_anything_is_made(name: str, answers: dict[str, Answer]) -> None:
+def test_either_command_refuses_a_bad_set_before_making_anything(name: str, answers: dict[str, Answer]) -> None:
     answer = answers[name]
     assert answer.code == 4 and answer.result is not None, answer.said
     assert answer.result["outcome"] == "refused" and answer.result["candidates"] == []
@@ -159,7 +159,7 @@ def test_each_verdict_leaves_a_run_with_its_page(answers: dict[str, Answer]) -> 
     assert len(refused) == 2 and all(run["tags"]["quantgate.outcome"] == "refused" for run in refused)
 
 
-def test_a_picked_set_holds_nothing_of_the_evaluation_and_is_accepted(answers: dict[str, Answer], tiny: Tiny) -> None:
+def test_picked_set_holds_no_evaluation_samples_and_is_accepted(answers: dict[str, Answer], tiny: Tiny) -> None:
     picked, said = answers["picked"], answers["pick"].said
     assert answers["pick"].code == 0, said
     assert "left out: 100 in the evaluation data" in said and "left out: 1 duplicates, or not finite" in said

@@ -180,9 +180,7 @@ def test_a_worker_with_another_state_folder_says_so(plant: Plant, tiny: Tiny, tm
     assert not (elsewhere / "store" / "variant").exists()
 
 
-def test_a_worker_that_dies_or_stops_costs_its_candidate_and_not_the_run(
-    plant: Plant, tiny: Tiny, tmp_path: Path
-) -> None:
+def test_dead_or_stopped_worker_costs_its_candidate_not_the_run(plant: Plant, tiny: Tiny, tmp_path: Path) -> None:
     """SIGKILL for worker and flow at once: nobody tells the server, and the run notices."""
     slow = tiny.job()["measurement"] | {"blocks": 30, "block_seconds": 2.0}  # type: ignore[operator]  # a mapping
     job = write_job(tmp_path / "job.yaml", tiny.job(candidates=[STATIC], measurement=slow))

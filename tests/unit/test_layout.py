@@ -1,4 +1,4 @@
-"""Rooms: size, direction of imports by syntax and in a fresh interpreter, unique class names, homes of records."""
+"""Rooms: size, direction of imports by syntax and in a fresh interpreter, unique class names, homes of records; test names."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ SHIPPED = {
 }
 # Modules of a package, without those of packages inside it; entries of tasks/ and of validators/.
 MOST_MODULES, MOST_ENTRIES = 16, 18
+LONGEST_TEST_NAME = 60
 
 
 def modules(folder: str) -> list[Path]:
@@ -169,6 +170,18 @@ def test_class_names_are_unique() -> None:
                 names.setdefault(node.name, []).append(name)
     assert len(names) > 200
     assert {name: homes for name, homes in names.items() if len(homes) > 1} == {}
+
+
+def test_names_of_tests_are_short() -> None:
+    """A name states the behaviour; the docstring has the details."""
+    names = {
+        node.name: str(path)
+        for path in modules("tests")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
+    assert len(names) > 2000
+    assert {name: path for name, path in names.items() if len(name) > LONGEST_TEST_NAME} == {}
 
 
 @pytest.mark.parametrize("folder", SHIPPED)

@@ -65,7 +65,7 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
     }
 
 
-def test_a_refusal_is_a_figure_and_an_error_of_ours_is_told_in_full(
+def test_refusal_is_a_figure_and_our_own_error_is_told_in_full(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error that nobody foresaw is written down, shown with where it came from, and tried again next time."""
@@ -337,7 +337,7 @@ def test_the_least_time_is_that_of_products_or_of_weights() -> None:
     assert floor_ms(figures, "encoder", "int8-dynamic-pc", 1) is None
 
 
-def test_the_table_of_first_contact_has_the_least_time_and_refusals() -> None:
+def test_table_of_first_contact_has_least_time_and_refusals() -> None:
     timed = {"p50_ms": 0.03, "against": "bf16", "speedup": {"value": 1.2, "low": 1.1, "high": 1.3}}
     cells = {"torch-cuda/encoder/b8/fp8-amax-pc": timed, "torch-cuda/encoder/b1/int8-dynamic-pc": UNSUPPORTED}
     text = render_first(figures_of(**FIRST, cells=cells))
@@ -376,7 +376,7 @@ def test_a_form_is_wanted_until_it_is_timed_and_compared(lacking: str, wanted: b
 
 
 @pytest.mark.parametrize("model", [small(model) for model in MODELS], ids=lambda model: model.name)
-def test_a_seeded_model_is_the_same_everywhere_and_answers_its_requests(model: Seeded) -> None:
+def test_seeded_model_is_reproducible_and_answers_its_requests(model: Seeded) -> None:
     """Another default device draws other numbers from a seed, so that answers could not be compared."""
     first = model.build()
     with torch.device("meta"):
@@ -485,7 +485,7 @@ esac
 
 
 @pytest.mark.parametrize(("cuda", "brings"), [("12.8", True), ("13.0", False), ("", False)])
-def test_libraries_of_cuda_13_are_installed_beside_another_pytorch(cuda: str, brings: bool, tmp_path: Path) -> None:
+def test_cuda_13_libraries_are_installed_beside_another_pytorch(cuda: str, brings: bool, tmp_path: Path) -> None:
     """ONNX Runtime is linked with them: without, each of its cells would be refused."""
     python, asked = tmp_path / "python", tmp_path / "asked"
     python.write_text(PYTHON, encoding="utf-8")

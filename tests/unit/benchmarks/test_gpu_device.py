@@ -147,7 +147,7 @@ def test_latency_is_measured_with_energy_and_memory(tiny: Tiny, tmp_path: Path) 
     assert latency.end_to_end.p50_ms > 0 and latency.speedup.low is not None
 
 
-def test_an_engine_answers_as_the_cpu_does_for_every_size_of_its_profile(tiny: Tiny, engine: BuiltEngine) -> None:
+def test_engine_agrees_with_cpu_for_every_size_of_its_profile(tiny: Tiny, engine: BuiltEngine) -> None:
     with open_runner(engine.path, ENGINE) as runner:
         for count in (1, 5, 16, 32, 3):
             batch = samples(count)

@@ -15,7 +15,7 @@ from validators.records.run import Refusal, Trial
 LEADER, BEHIND, SLOW = "fp16@tensorrt", "int8-static-mse-pc@tensorrt", "int4-g128-rtn@tensorrt"
 
 
-def test_only_those_behind_are_judged_again_and_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_those_behind_are_judged_again_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader keeps the verdicts of its confirmation, which judging again would drop."""
     stopped = {"outcome": "refused", "refusal": Refusal("stopped", "not 3% faster")}
     leader, slow = Trial(LEADER, outcome="failed"), Trial(SLOW, **stopped)  # type: ignore[arg-type]  # fields by **

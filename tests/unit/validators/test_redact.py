@@ -148,7 +148,7 @@ def test_weak_passwords_are_taken_out(value: str) -> None:
     assert redact(f"denied: {value}", {"DB_PASSWORD": value}) == "denied: ***"
 
 
-def test_a_password_in_an_address_of_the_environment_is_known_alone() -> None:
+def test_password_in_an_address_of_environment_is_known_alone() -> None:
     """Drivers tell it without the address."""
     environment = {"MLFLOW_TRACKING_URI": "postgresql://ann:zebra%2Fcrossing@db/mlflow"}
     assert redact("no such role: zebra/crossing, zebra%2Fcrossing", environment) == "no such role: ***, ***"

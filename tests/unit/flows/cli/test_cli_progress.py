@@ -117,7 +117,7 @@ def test_what_was_in_the_store_says_nothing_of_the_others(clock: Clock) -> None:
     assert progress.seconds_left() == pytest.approx(10 + 3)
 
 
-def test_candidates_of_an_engine_that_is_left_out_are_not_waited_for(clock: Clock) -> None:
+def test_candidates_of_a_left_out_engine_are_not_waited_for(clock: Clock) -> None:
     progress = Progress({"ort-cpu": 2, "openvino": 3})
     pass_through(progress, clock, LEAVE_OUT, "openvino", 0.0)
     pass_through(progress, clock, MAKE, "a", 1.0)
@@ -131,7 +131,7 @@ def test_a_step_that_is_tried_again_was_not_done(clock: Clock) -> None:
     assert progress.lines() == ("00:00  0 of 2 measured", ["measure a  00:00"])
 
 
-def test_steps_tell_whoever_watches_by_their_names_and_ends_however_they_end() -> None:
+def test_steps_report_names_and_ends_however_they_end() -> None:
     seen: list[tuple[str, str, bool]] = []
 
     @step("make candidate", run_name="make {trial.candidate} of {count}")
@@ -174,7 +174,7 @@ def shown(terminal: bool, tiny: Tiny) -> str:
     return out.getvalue()
 
 
-def test_a_terminal_has_the_stage_below_the_lines_and_a_file_the_lines_alone(tiny: Tiny) -> None:
+def test_terminal_shows_stage_below_lines_and_file_lines_alone(tiny: Tiny) -> None:
     terminal, file = shown(True, tiny), shown(False, tiny)
     assert "calibrated" in terminal and "make int8-static-minmax-pc@ort-cpu  00:00" in terminal
     assert "0 of 1 made" in terminal and "left" not in terminal

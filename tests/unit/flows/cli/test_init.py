@@ -55,7 +55,7 @@ def test_a_target_with_several_engines_names_another_baseline() -> None:
     assert "baseline:" not in job_skeleton(found, "ort-cpu", "job.yaml")
 
 
-def test_engines_that_are_left_out_are_named_beside_the_candidates() -> None:
+def test_left_out_engines_are_named_beside_the_candidates() -> None:
     found = facts([PICTURES], [TensorSpec("scores", "float32", ("batch", 4))])
     absent = AbsentEngine("openvino", "openvino is not installed", "pip install openvino")
     text = job_skeleton(found, "cpu", "job.yaml", [absent])
@@ -86,7 +86,7 @@ def test_scores_over_a_vocabulary_from_pictures_are_read_text() -> None:
     assert fields["data"]["label"] == "label" and "max_drop" in fields["gates"]
 
 
-def test_scores_over_a_vocabulary_from_tokens_are_a_language_model() -> None:
+def test_scores_over_a_vocabulary_of_tokens_are_a_language_model() -> None:
     fields = written(facts([TOKENS], [TensorSpec("logits", "float32", ("batch", "sequence", 32000))]))
     assert fields["metric"] == "perplexity" and "text" not in fields
 

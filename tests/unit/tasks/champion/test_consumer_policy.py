@@ -199,7 +199,7 @@ def test_sums_that_are_exact_here_are_no_mismatch(
     consumer._check_sums({} if needed is None else {"saturates_without": needed})
 
 
-def test_a_processor_is_one_mismatch_however_many_instructions_differ(
+def test_differing_instructions_of_a_processor_are_one_mismatch(
     consumer: ModuleType, version: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(consumer.POLICY, raising=False)
@@ -393,7 +393,7 @@ def test_arrays_of_a_compiled_package_are_checked(name: str, array: np.ndarray, 
     assert fits or str(caught.value).startswith(f"found {name} with {array.dtype} {list(array.shape)}")
 
 
-def test_processor_without_the_instructions_of_a_package_is_refused(
+def test_processor_without_instructions_of_a_package_is_refused(
     consumer: ModuleType, version: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning would be followed by the end of the process."""

@@ -129,7 +129,7 @@ def test_a_twin_is_not_recorded_as_the_promoted_model(registry: MlflowClient) ->
     assert model.params["target"] == "ort-cpu" and VERSION not in model.tags
 
 
-def test_a_retry_finds_the_champion_from_before_its_own_promotion(registry: MlflowClient, tmp_path: Path) -> None:
+def test_retry_finds_the_champion_from_before_its_own_promotion(registry: MlflowClient, tmp_path: Path) -> None:
     """And the present one if another flow run promoted it."""
     first, second = (register(registry, tmp_path, variant(session)) for session in (VINO, ORT))
     registry.set_registered_model_alias(PLACE.name, PLACE.alias, second)

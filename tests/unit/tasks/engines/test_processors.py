@@ -61,7 +61,7 @@ def test_candidates_are_refused_by_the_instruction_sets(kind: str) -> None:
     assert {name for name in ASKED if refusal(name, KINDS[kind])} == REFUSED[kind]
 
 
-def test_a_refusal_names_the_instructions_and_a_candidate_that_is_made() -> None:
+def test_refusal_names_instructions_and_a_possible_candidate() -> None:
     """The advice is followed, on the processor that lacks them."""
     for name, lacking, instead in (
         (BF16, "without bfloat16", "fp32-fused@openvino"),

@@ -255,7 +255,7 @@ def test_a_class_leaves_out_engines_that_do_not_take_the_source(monkeypatch: pyt
     assert catalog.without_unsuited_engines(alone, has_program=False) == alone
 
 
-def test_with_a_gpu_and_no_tensorrt_the_class_cuda_tries_onnx_runtime() -> None:
+def test_class_cuda_without_tensorrt_tries_onnx_runtime() -> None:
     engines = {name: find_target(name) for name in facts_of("cuda").engines}
     here = replace(engines["ort-cuda"], availability=lambda _providers: Availability(True, "a GPU"))
     absent = catalog._absent([here, *(one for name, one in engines.items() if name != "ort-cuda")], ())
@@ -290,7 +290,7 @@ def test_a_target_for_decoders_makes_its_own_defaults(target: str) -> None:
         refuse_other_targets(decode(name), AMX)
 
 
-def test_the_bits_of_a_cache_in_openvino_are_those_of_the_candidate() -> None:
+def test_openvino_cache_has_the_bits_of_the_candidate() -> None:
     kinds = [
         session_settings(decode(f"int8-g32-rtn{cache}@openvino-decoder"), 2).provider_options["KV_CACHE_PRECISION"]
         for cache in ("", "+kv8", "+kv4")

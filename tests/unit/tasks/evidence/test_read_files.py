@@ -109,7 +109,7 @@ def test_pictures_become_arrays_in_the_order_of_the_table(
     assert (tmp_path / "calls.txt").read_text().split() == ["4.png", "0.png", "1.png", "2.png", "3.png"]
 
 
-def test_files_are_read_again_only_when_they_or_the_function_change(
+def test_files_are_read_again_only_when_they_or_function_change(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path, "picture", monkeypatch)
@@ -168,7 +168,7 @@ def test_an_array_that_is_missing_for_a_later_file_is_refused(
         local_data(run_of(tmp_path, "drifting", monkeypatch), pictures, "evaluation")
 
 
-def test_arrays_that_the_disk_cannot_hold_are_refused_before_they_are_written(
+def test_arrays_larger_than_the_disk_are_refused_before_writing(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(StorageFull, match="GB of arrays from 5 evaluation files"):
@@ -193,7 +193,7 @@ def test_a_table_that_does_not_fit_is_refused(
     assert words in caught.value.found
 
 
-def test_a_folder_without_files_and_a_function_that_is_missing_are_refused(
+def test_empty_folder_and_missing_function_are_refused(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "none").mkdir()

@@ -54,12 +54,14 @@ def watch_all(graph: onnx.GraphProto) -> Taps:
 # What is watched.
 
 
-def test_inputs_of_weighted_layers_are_watched_and_the_last_of_them_stands_for_a_sample(tiny: Tiny) -> None:
+def test_inputs_of_weighted_layers_are_watched_the_last_embeds(tiny: Tiny) -> None:
+    """The input of the last weighted layer stands for a sample."""
     taps = watch_all(onnx.load(tiny.model).graph)
     assert taps == Taps((Tap("x", ("first_matmul",)), Tap("hidden", ("second_matmul",))), "hidden", -1)
 
 
-def test_weights_are_not_watched_however_they_are_computed_and_products_of_activations_are() -> None:
+def test_weights_are_not_watched_and_activation_products_are() -> None:
+    """However the weights are computed."""
     nodes = [
         helper.make_node("Transpose", ["w"], ["turned"], name="turn"),
         helper.make_node("MatMul", ["x", "turned"], ["query"]),
@@ -124,7 +126,7 @@ def test_ranges_and_embeddings_are_those_of_the_rows_asked_for(tiny: Tiny) -> No
 
 
 @pytest.mark.parametrize("fixed_batch", [None, 4])
-def test_what_lies_outside_of_ranges_is_counted_by_value_and_by_sample(tiny: Tiny, fixed_batch: int | None) -> None:
+def test_values_outside_ranges_are_counted_by_value_and_sample(tiny: Tiny, fixed_batch: int | None) -> None:
     x = tiny_samples(40, 6)["x"].astype(np.float32)
     hidden = hidden_of(tiny, x)
     narrow = Ranges(np.array([-4.0, -1.0]), np.array([3.0, np.quantile(hidden, 0.99)]))
@@ -155,7 +157,7 @@ def test_what_lies_outside_of_ranges_is_counted_by_value_and_by_sample(tiny: Tin
     assert describe_clipping(watch.taps, none, unknown) == ()
 
 
-def test_what_is_not_finite_makes_no_range_and_is_outside_of_every_one(tiny: Tiny) -> None:
+def test_nonfinite_values_make_no_range_and_are_outside_all(tiny: Tiny) -> None:
     x = tiny_samples(16, 7)["x"].astype(np.float32)
     x[2, 5], x[3, 6] = np.nan, np.inf
     least, most = x[np.isfinite(x)].min(), x[np.isfinite(x)].max()
@@ -169,7 +171,7 @@ def test_what_is_not_finite_makes_no_range_and_is_outside_of_every_one(tiny: Tin
     assert np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist() == [2, 3]
 
 
-def test_a_tensor_that_has_lost_its_batch_axis_counts_whole_and_embeds_nothing(tmp_path: Path) -> None:
+def test_tensor_without_batch_axis_counts_whole_embeds_nothing(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("ReduceSum", ["x", "axes"], ["pooled"], keepdims=0),
         helper.make_node("MatMul", ["pooled", "w"], ["y"]),

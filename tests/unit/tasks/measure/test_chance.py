@@ -97,7 +97,7 @@ def test_chance_of_rare_classes_is_the_most_frequent_one() -> None:
     assert not chance_warning(metric, metric.rows(np.eye(2)[labels], labels, None), labels, 0)
 
 
-def test_metrics_without_labels_or_a_chance_level_are_not_warned_of() -> None:
+def test_metrics_without_labels_or_chance_level_give_no_warning() -> None:
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(N, CLASSES))
     for name in ("agreement", "cosine", "sqnr"):
@@ -105,7 +105,7 @@ def test_metrics_without_labels_or_a_chance_level_are_not_warned_of() -> None:
         assert not chance_warning(metric, metric.rows(outputs, None, None), None, 0)
 
 
-def test_the_warning_is_on_the_page_in_markdown_and_in_the_terminal() -> None:
+def test_warning_is_on_page_in_markdown_and_in_the_terminal() -> None:
     warning = "the baseline is at chance level: accuracy 0.27"
     assert RESULT.baseline is not None
     result = RESULT.model_copy(update={"baseline": RESULT.baseline.model_copy(update={"warning": warning})})

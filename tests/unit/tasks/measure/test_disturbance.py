@@ -119,7 +119,7 @@ def plant(cpus: Path, part: str, name: str, values: list[int]) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-def test_clock_and_throttling_are_read_where_the_kernel_tells_them(tmp_path: Path) -> None:
+def test_clock_and_throttling_are_read_where_the_kernel_has_them(tmp_path: Path) -> None:
     """The mean of the usable processors in MHz, from kHz; the sum of the counters; None where there are no files."""
     assert clock_mhz(tmp_path) is None and throttle_count(tmp_path) is None
     plant(tmp_path, "cpufreq", "scaling_cur_freq", [2_000_000 + 500_000 * index for index in range(len(CPUS))])
@@ -239,7 +239,7 @@ def ordinary_priority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("other", ["burner", "session"])
 @pytest.mark.usefixtures("ordinary_priority")
-def test_a_busy_machine_gives_no_interval_unless_the_job_allows_it(other: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_busy_machine_gives_no_interval_unless_the_job_allows_it(other: str, tiny: Tiny, tmp_path: Path) -> None:
     """A burner on each core, or a session with as many threads, which spin: what was measured, the reason, and no bounds."""
     beside = burners(len(CPUS)) if other == "burner" else running(1, SPINNER, str(tiny.model), str(len(CPUS)))
     with beside as pids:

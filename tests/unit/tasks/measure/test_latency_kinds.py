@@ -147,7 +147,7 @@ def test_time_per_request_by_hand() -> None:
     assert record(gathered(1.0)).request_ms == Estimate(2.0)
 
 
-def test_slow_phases_of_a_variant_stay_in_percentiles_means_and_energy(tmp_path: Path) -> None:
+def test_slow_phases_stay_in_percentiles_means_and_energy(tmp_path: Path) -> None:
     """In each launch one of three blocks took 5 ms in place of 2 ms, and 2 ms when measured again: a third of the time."""
     state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
     used = [replace(STILL, gpu=(state, replace(state, energy_j=10.0 + joules))) for joules in (0.2, 0.5)]

@@ -67,7 +67,7 @@ def test_a_disturbance_that_ends_gives_a_clean_result() -> None:
     assert (launch.repeated, launch.disturbance) == (3, "")
 
 
-def test_a_disturbance_that_lasts_ends_the_launch_with_its_reason() -> None:
+def test_lasting_disturbance_ends_the_launch_with_its_reason() -> None:
     """Three tries without patience, and no pair after it."""
     bad = pair(2.4, conditions=SLOWER)
     machine = Machine(QUIET, [bad], QUIET, QUIET)
@@ -142,7 +142,7 @@ def test_the_first_measurement_of_a_pair_at_odds_is_kept() -> None:
     assert [one.ratio for one in after.first] == pytest.approx([1.0, 0.4, 1.0, 1.0]), "a disturbed one is never kept"
 
 
-def test_a_pair_that_is_disturbed_when_measured_again_is_not_counted() -> None:
+def test_pair_disturbed_again_when_remeasured_is_not_counted() -> None:
     """At odds first, then disturbed, though its ratio looks right."""
     launch = run(QUIET, [pair(1.5), pair(1.0, conditions=SLOWER)], QUIET, QUIET)
     assert launch.disturbance.startswith("a fixed piece of work")
@@ -164,7 +164,7 @@ def test_a_noisy_model_may_vary_more() -> None:
     assert odd_pairs(pairs, [noisy]) == [] and odd_pairs(pairs, [steady]) == [1]
 
 
-def test_both_sides_slower_at_once_are_at_odds_with_their_own_side() -> None:
+def test_both_sides_slower_at_once_disagree_with_their_launch() -> None:
     """The ratio holds, and the machine was another one: 5 ms where the launch has 2. Wide blocks may differ by so much."""
     pairs = [pair(), pair(variant_ms=5.0), pair(), pair()]
     assert odd_pairs(pairs) == [1]

@@ -72,7 +72,7 @@ def test_ratios_without_a_group_are_those_of_the_rest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["map", "map50"])
-def test_mean_average_precision_without_a_group_is_that_of_the_rest(name: str) -> None:
+def test_mean_average_precision_without_group_is_that_of_rest(name: str) -> None:
     """Classes, true boxes and matches that a group has alone; equal scores; samples without boxes."""
     metric = metric_of(name)
     assert metric.without is not None

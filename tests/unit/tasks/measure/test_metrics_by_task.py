@@ -423,7 +423,7 @@ def test_labels_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], l
     assert words in f"{caught.value.found} {caught.value.expected}"
 
 
-def test_an_improbable_rise_of_the_calibration_error_is_not_missed() -> None:
+def test_improbable_rise_of_calibration_error_is_not_missed() -> None:
     """Gaps of both signs cancel in |h| - |g|, and the sum of |h - g| is never less."""
     rng = np.random.default_rng(3)
     metric = metric_of("ece", scores="probabilities")

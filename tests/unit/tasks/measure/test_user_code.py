@@ -138,7 +138,7 @@ def score(outputs, labels):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_an_installed_function_is_its_distribution_and_what_that_imports(
+def test_installed_function_is_its_distribution_and_imports(
     change: dict[str, Any], is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of its own distribution, quoted data, versions of others; a file of another one only if it is editable."""
@@ -164,7 +164,7 @@ def test_an_installed_function_is_its_distribution_and_what_that_imports(
     assert (digest("before") != digest("after", **change)) == is_seen
 
 
-def test_a_file_is_its_data_and_the_code_on_the_path_that_it_imports(
+def test_file_function_is_its_data_and_the_code_that_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table beside it whose name stands in it, and a module that no distribution installed."""

@@ -118,7 +118,7 @@ def test_no_range_is_refused(bad: tuple[float, float]) -> None:
 
 
 @given(ENDS, ENDS, st.sampled_from(["uint8", "int8"]), st.booleans(), st.sampled_from([np.float32, np.float16]))
-def test_any_range_holds_zero_exactly_and_its_values_to_half_a_step(
+def test_any_range_holds_zero_exactly_and_values_to_half_a_step(
     one: float, other: float, kind: ActivationType, symmetric: bool, dtype: Any
 ) -> None:
     if dtype == np.float16:

@@ -105,7 +105,7 @@ def test_only_what_is_asked_for_is_watched(tiny: Tiny) -> None:
     assert collect(tiny.model, batches, []).statistics == {}
 
 
-def test_what_is_computed_from_weights_or_is_no_float_is_not_watched(tmp_path: Path) -> None:
+def test_tensors_of_weights_and_non_floats_are_not_watched(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Transpose", ["w"], ["turned"]),
         helper.make_node("Constant", [], ["half"], value=numpy_helper.from_array(np.float32(0.5))),
@@ -181,9 +181,7 @@ def test_shapes_may_depend_on_the_data(tmp_path: Path) -> None:
     assert_is_of(found.statistics["kept"], x[x > 0])
 
 
-def test_batches_shrink_when_the_data_makes_tensors_larger_than_foreseen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_shrink_when_tensors_are_larger_than_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         helper.make_node("NonZero", ["x"], ["places"]),
         helper.make_node("Transpose", ["places"], ["turned"]),
@@ -219,7 +217,7 @@ def test_samples_may_differ_in_length(tmp_path: Path) -> None:
     assert found.predicted_mb == longest.predicted_mb
 
 
-def test_bodies_of_if_are_left_alone_and_tensors_around_them_are_watched(tmp_path: Path) -> None:
+def test_bodies_of_if_are_left_alone_and_outer_tensors_watched(tmp_path: Path) -> None:
     def body(name: str, operator: str) -> onnx.GraphProto:
         nodes = [
             helper.make_node(operator, ["doubled"], [f"{name}_inner"]),
@@ -250,7 +248,7 @@ def test_bodies_of_if_are_left_alone_and_tensors_around_them_are_watched(tmp_pat
         collect(model, batches_of(x=x), ["a_inner"])
 
 
-def test_bodies_of_loop_are_left_alone_and_what_they_make_is_watched(tmp_path: Path) -> None:
+def test_bodies_of_loop_are_left_alone_and_their_outputs_watched(tmp_path: Path) -> None:
     """Three turns, each of which doubles `x` and stacks the result."""
     body = helper.make_graph(
         [

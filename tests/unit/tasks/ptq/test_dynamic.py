@@ -69,7 +69,7 @@ def product(x: NDArray[Any], matrix: NDArray[np.float32], bits: WeightBits) -> N
 
 
 @pytest.mark.parametrize("bits", BITS_HERE)
-def test_products_of_one_activation_quantize_it_once_and_take_their_biases(tmp_path: Path, bits: WeightBits) -> None:
+def test_products_of_one_activation_share_its_quantization(tmp_path: Path, bits: WeightBits) -> None:
     """Bias by Add, bias of a Gemm's kind, and none: their sum is what the reference computes."""
     constants = {"q": weight(WIDTH, 16), "k": weight(WIDTH, 16), "v": weight(WIDTH, 16), "b": weight(16)}
     nodes = [
@@ -105,7 +105,7 @@ def test_a_bias_of_any_shape_is_added(tmp_path: Path, bias: tuple[int, ...], bit
     np.testing.assert_allclose(run(variant, x), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_bias_that_others_read_the_sum_without_stays_an_addition(tmp_path: Path) -> None:
+def test_bias_stays_an_addition_if_others_read_the_bare_product(tmp_path: Path) -> None:
     constants = {"w": weight(WIDTH, WIDTH), "b": weight(WIDTH)}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"], name="layer"),
@@ -117,7 +117,7 @@ def test_a_bias_that_others_read_the_sum_without_stays_an_addition(tmp_path: Pat
     assert operators(variant) == {"DynamicQuantizeMatMul": 1, "Add": 1, "Mul": 1}
 
 
-def test_what_is_kept_or_cannot_be_quantized_is_left_with_the_reason(tmp_path: Path) -> None:
+def test_kept_and_unquantizable_nodes_are_left_with_the_reason(tmp_path: Path) -> None:
     constants = {"w": weight(WIDTH, WIDTH), "batch": weight(2, WIDTH, WIDTH), "kernel": weight(TOKENS, TOKENS, 1)}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="kept"),
@@ -141,7 +141,7 @@ def test_what_is_kept_or_cannot_be_quantized_is_left_with_the_reason(tmp_path: P
     assert caught.value.kind == "unsupported" and "kept" in caught.value.found
 
 
-def test_an_operator_of_another_domain_with_a_known_name_is_none_of_ours(tmp_path: Path) -> None:
+def test_foreign_domain_operator_with_known_name_is_left_alone(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="layer"),
         helper.make_node("MatMul", ["a", "w"], ["y"], name="theirs", domain="com.acme"),
@@ -153,7 +153,7 @@ def test_an_operator_of_another_domain_with_a_known_name_is_none_of_ours(tmp_pat
     assert report.quantized == ("layer",)
 
 
-def test_an_embedding_is_stored_in_int8_unless_something_else_reads_it(tmp_path: Path) -> None:
+def test_embedding_is_stored_in_int8_unless_it_has_other_readers(tmp_path: Path) -> None:
     """A row of 48 in blocks of 16: each number within half a step of its block."""
     constants = {"table": weight(100, 48), "w": weight(48, 8)}
     nodes = [

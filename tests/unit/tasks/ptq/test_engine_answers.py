@@ -51,7 +51,7 @@ def apart(odd: Odd, variant: Variant) -> float:
         return distance(run(variant.path, batch, "basic"), runner.run(batch, ["y"])[0])
 
 
-def test_a_residual_sum_reads_the_integers_that_convolutions_read(tmp_path: Path) -> None:
+def test_residual_sum_reads_the_integers_that_convolutions_read(tmp_path: Path) -> None:
     """A tensor that is added to a convolution's result, and read by a convolution."""
     w = {f"w{i}": draw(4, 4, 3, 3, seed=i) / 6 for i in range(2)}
     w |= {"w2": draw(64, 64, seed=2) / 8, "image": np.array([-1, 4, 4, 4])}

@@ -43,7 +43,7 @@ def quantizer(path: Path, zero: Any, scale: Any, kind: int | None) -> Path:
         (None, None, 0.5),  # of uint8, with zero at 0
     ],
 )
-def test_a_range_is_where_the_runtime_changes_nothing_but_by_rounding(
+def test_range_is_where_the_runtime_changes_only_by_rounding(
     tmp_path: Path, kind: int | None, zero: int | None, scale: float
 ) -> None:
     path = quantizer(tmp_path / "m.onnx", zero, scale, kind)
@@ -62,7 +62,7 @@ def test_a_range_is_where_the_runtime_changes_nothing_but_by_rounding(
     assert beyond.any() and not kept[beyond].any()
 
 
-def test_weights_and_ranges_by_channel_and_computed_ones_are_left_out(tmp_path: Path) -> None:
+def test_weights_channel_ranges_and_computed_ones_are_left_out(tmp_path: Path) -> None:
     path = quantizer(tmp_path / "m.onnx", [0, 0], [0.1, 0.2], TensorProto.INT8)
     assert read_fixed_ranges(path) == {}
     model = onnx.load(quantizer(path, 0, 0.1, TensorProto.INT8))

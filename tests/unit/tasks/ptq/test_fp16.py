@@ -108,7 +108,7 @@ OVERFLOW: dict[str, tuple[dict[str, Range], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", OVERFLOW)
-def test_what_calibration_saw_outside_of_the_format_stays_in_float32(tmp_path: Path, name: str) -> None:
+def test_values_seen_outside_of_the_format_stay_in_float32(tmp_path: Path, name: str) -> None:
     """Both ends of the tensor: what makes it and what reads it; a cast before and behind."""
     nodes = [op("MatMul", "x w", "m"), op("Add", "m b", "a"), op("Relu", "a", "r"), op("MatMul", "r w2", "y")]
     constants = {"w": draw(8, 16), "b": draw(16), "w2": draw(16, 3)}
@@ -124,7 +124,7 @@ def test_what_calibration_saw_outside_of_the_format_stays_in_float32(tmp_path: P
     np.testing.assert_allclose(run(variant, draw(4, 8))[0], run(tmp_path / "m.onnx", draw(4, 8))[0], atol=0.2)
 
 
-def test_a_value_beyond_the_format_survives_where_the_rule_keeps_it(tmp_path: Path) -> None:
+def test_value_beyond_the_format_survives_where_rule_keeps_it(tmp_path: Path) -> None:
     """1e5 squared in float32 between float16 layers; without ranges it is infinite, which shows that the rule does it."""
     nodes = [op("Mul", "x big", "b"), op("Mul", "b b", "s"), op("Mul", "s small", "y")]
     constants = {"big": np.float32(300), "small": np.float32(1e-3)}
@@ -155,7 +155,7 @@ def test_a_guard_of_a_division_stays_with_what_divides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loud", [1.8e4, 2.9e5])
-def test_a_mask_hides_scores_that_are_louder_than_its_float16_copy(tmp_path: Path, loud: float) -> None:
+def test_mask_hides_scores_louder_than_its_float16_copy(tmp_path: Path, loud: float) -> None:
     """Their sum stays in float32, with the mask as it was; and it is float16 where scores are below half of the mask."""
     mask = np.where(np.tril(np.ones((4, 4))), 0, -1e9).astype(np.float32)
     mask[3] = -1e9  # a row that is masked altogether

@@ -175,7 +175,7 @@ def test_scales_come_from_the_larger_of_both_ends(tiny: Tiny, tmp_path: Path) ->
     assert scales == pytest.approx({"x": 3.0 / E4M3_MAX, "hidden": 2.5 / E4M3_MAX})
 
 
-def test_a_weight_and_an_input_of_two_products_are_quantized_once(tiny: Tiny, tmp_path: Path) -> None:
+def test_weight_and_input_of_two_products_are_quantized_once(tiny: Tiny, tmp_path: Path) -> None:
     """Sharing survives: one pair for the weight, one for the input, four products rewired."""
     model = tiny_model(*tiny.weights)
     graph = model.graph

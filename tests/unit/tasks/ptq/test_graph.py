@@ -121,7 +121,7 @@ def test_constants_that_nothing_reads_are_dropped() -> None:
         ("Conv", {"group": 4}, (8, 2, 3, 3), 0),
     ],
 )
-def test_output_channels_lie_along_the_axis_that_the_sum_does_not(
+def test_output_channels_lie_along_the_axis_that_is_not_summed(
     kind: str, attributes: dict[str, Any], shape: tuple[int, ...], axis: int
 ) -> None:
     """By the table, and by what it is for: scaling the weight there scales the channels of the output."""
@@ -263,7 +263,7 @@ def test_a_made_name_is_never_one_that_is_there(names: list[str]) -> None:
     assert all(new == old for new, old in zip(made, names, strict=True) if names.count(old) == 1 and old)
 
 
-def test_a_constant_that_has_the_name_of_a_transposed_weight_is_not_taken_for_it() -> None:
+def test_constant_with_name_of_transposed_weight_is_told_apart() -> None:
     """The numbers stay, whatever the model's constants are called."""
     weight, other = draw(5, 8), draw(5, seed=1)
     nodes = [

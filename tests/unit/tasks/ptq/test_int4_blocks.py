@@ -29,7 +29,7 @@ def test_positive_scales_by_hand(low: float, high: float, scale: float) -> None:
 
 @settings(derandomize=True, database=None, max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([np.float16, np.float32]), st.sampled_from([64, 128]))
-def test_blocks_are_read_back_as_the_nearest_numbers_of_their_grid(seed: int, dtype: Any, block_size: int) -> None:
+def test_blocks_read_back_as_the_nearest_numbers_of_their_grid(seed: int, dtype: Any, block_size: int) -> None:
     """The file's bytes through ONNX's own reader and DequantizeLinear, against rounding in float64."""
     rng = np.random.default_rng(seed)
     weight = (rng.normal(size=(256, 5)) * rng.lognormal(size=5)).astype(dtype)
@@ -64,7 +64,7 @@ def test_blocks_that_the_format_cannot_hold_are_an_error() -> None:
             dequantize_blocks(bad, np.float32, ("q", "s", "w"), "dq")
 
 
-def test_a_shared_weight_is_stored_once_and_a_transposed_one_leaves_nothing(tmp_path: Path) -> None:
+def test_shared_weight_is_stored_once_and_transposed_one_dropped(tmp_path: Path) -> None:
     constants = {"w": draw(128, 128), "t": draw(64, 128)}
     nodes = [op("MatMul", "x w", "a"), op("MatMul", "a w", "b"), op("Transpose", "t", "k", perm=[1, 0])]
     nodes += [op("MatMul", "b k", "y")]

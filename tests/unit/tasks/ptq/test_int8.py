@@ -154,7 +154,7 @@ def test_a_dynamic_variant_is_what_the_reference_computes(
 
 
 @pytest.mark.parametrize("bits", BITS_HERE)
-def test_a_dynamic_gemm_of_either_layout_is_quantized_by_output_channel(
+def test_dynamic_gemm_of_either_layout_is_per_output_channel(
     calibrated: Calibrated, tmp_path: Path, bits: WeightBits
 ) -> None:
     """Weights as (N, K) with transB, as linear layers are exported, give the numbers of weights as (K, N)."""

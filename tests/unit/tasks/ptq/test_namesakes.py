@@ -206,7 +206,7 @@ def test_a_range_is_fixed_by_the_standard_operator(tmp_path: Path, domain: str) 
     assert read_fixed_ranges(tmp_path / "model.onnx") == ({} if domain else {"x": (-64.25, 63.75)})
 
 
-def test_the_channels_before_a_convolution_are_those_of_the_standard_one() -> None:
+def test_channels_before_a_convolution_are_those_of_standard_one() -> None:
     """Axis 1 for what a Conv reads, the last for what an acme:Conv reads."""
     for domain, axis in (("", 1), ("acme", -1)):
         nodes = [node("Conv", ["x", "w1"], ["y"], domain=domain, name="c")]
@@ -234,7 +234,7 @@ def test_only_a_transposition_that_nobody_reads_is_taken_away(tmp_path: Path, do
     assert ("turn" in names) == bool(domain)
 
 
-def test_a_layer_behind_an_operator_of_that_name_has_no_corrected_bias(tmp_path: Path) -> None:
+def test_layer_behind_a_namesake_has_no_corrected_bias(tmp_path: Path) -> None:
     """An acme:DequantizeLinear before a weight is no sign of a quantized layer; no session could run it here."""
     nodes = [
         node("DequantizeLinear", ["w1", "scale"], ["weight"], domain="acme", name="acme"),

@@ -121,7 +121,7 @@ def test_constants_that_are_inputs_are_constants_alone(made: GetOdd) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS_HERE)
-def test_samples_of_differing_length_go_through_calibration_and_correction(tmp_path: Path, bits: WeightBits) -> None:
+def test_samples_of_differing_length_calibrate_and_correct(tmp_path: Path, bits: WeightBits) -> None:
     """Tokens by the batch: each batch has a length of its own, and means count every token once."""
     nodes = layers(node("Relu", ["s"], ["h"]))
     model = model_of(nodes, weights())

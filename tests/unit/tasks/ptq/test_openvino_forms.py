@@ -103,7 +103,7 @@ def test_products_with_constant_weights_read_integers() -> None:
     assert places(attention(), every_operator=False) == {("queries", "x")}
 
 
-def test_a_residual_sum_reads_integers_on_both_sides_if_one_is_made_of_it() -> None:
+def test_residual_sum_reads_integers_on_both_sides_or_none() -> None:
     """The first sum does; the result of `third` stays float, as no integer kernel reads the last sum."""
     assert places(residual(), every_operator=True) == CONVOLUTIONS | ADDED | {("sum", "second")}
 
@@ -123,7 +123,7 @@ def test_products_of_activations_read_integers_with_all() -> None:
     assert plan.left == {"y": "it reads a softmax, whose small numbers lose most in 8 bits"}
 
 
-def test_products_of_activations_stay_float_where_they_would_saturate() -> None:
+def test_activation_products_stay_float_where_they_saturate() -> None:
     """Weights have 7 bits there; two activations have 8."""
     given = {"every_operator": True, "bits": 7}
     assert places(attention(), **given) == {("queries", "x")}
@@ -138,7 +138,7 @@ def test_softmax_behind_other_shapes_stays_float() -> None:
     }
 
 
-def test_what_is_kept_or_has_no_range_stays_float_with_the_reason() -> None:
+def test_kept_and_rangeless_nodes_stay_float_with_the_reason() -> None:
     graph = residual()
     ranges = {name: ends for name, ends in known(graph).items() if name != "relu"}
     plan = place_for_openvino(graph, ranges, every_operator=True, keep_float=["third"])
@@ -261,7 +261,7 @@ def test_ranges_at_run_time_store_weights_alone(tiny: Tiny, tmp_path: Path) -> N
         np.testing.assert_allclose(run_batches(session, [{"x": x}], "logits"), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_weights_alone_leave_convolutions_and_stacked_weights_in_float() -> None:
+def test_weight_only_leaves_convolutions_and_stacks_in_float() -> None:
     assert place_weights(residual()).left["first"] == "a Conv with INT8 weights alone runs in float"
     plan = place_weights(attention(), ["queries"])
     assert plan.left == {

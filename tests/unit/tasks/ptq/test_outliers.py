@@ -60,7 +60,7 @@ def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, list[int]], 
     return path
 
 
-def test_products_have_channels_along_the_last_axis_of_what_they_read(tmp_path: Path) -> None:
+def test_products_have_channels_along_the_last_axis_of_input(tmp_path: Path) -> None:
     """Of x the channels' largest are 2, 4 and 12 over both batches: 12 / 4. Weights by output channel."""
     weight = np.array([[1, 8], [-2, 0], [0, 1]])  # largest 2 and 8: 8 / 5
     gemm = np.array([[3, 1], [0, -1], [1, 0]])  # transposed: rows 3, 1, 1: 3 / 1

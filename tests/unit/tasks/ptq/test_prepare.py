@@ -395,7 +395,7 @@ def test_every_default_candidate_of_the_cpu_is_made_or_refused(tiny: Tiny, tmp_p
         ("int8-dynamic-pc-smooth+fused@ort-cpu", "SmoothQuant on the fused graph"),
     ],
 )
-def test_what_this_version_cannot_do_is_refused_before_anything_is_made(
+def test_unsupported_requests_are_refused_before_making_anything(
     tiny: Tiny, tmp_path: Path, folder: Path, name: str, words: str
 ) -> None:
     """A refusal of kind unsupported, with the reason, without any material asked for."""

@@ -547,7 +547,7 @@ def by_runtime(prepared: Path, ranges: dict[str, Range], path: Path, *, every: b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["image", "text"])
-def test_a_real_model_is_at_least_as_right_as_with_the_runtimes_quantizer(tmp_path: Path, name: str) -> None:
+def test_real_model_is_as_right_as_with_the_runtimes_quantizer(tmp_path: Path, name: str) -> None:
     """Same ranges, scope, types and bits: 64 samples to calibrate, 64 others to compare; every weighted node in integers."""
     from models.pools import image_pool, text_pool
 

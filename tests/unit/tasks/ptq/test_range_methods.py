@@ -235,7 +235,7 @@ def test_the_symmetric_range_diverges_least_of_all_windows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "gelu", "uniform", "outlier"])
-def test_the_asymmetric_range_diverges_little_more_than_the_best_of_many_windows(kind: str) -> None:
+def test_asymmetric_range_diverges_little_more_than_best_window(kind: str) -> None:
     """The divergence is ragged, and the search need not meet the best of all; 17 levels, the reference takes its time."""
     statistics = of(made(kind))
     half = statistics.bins // 2
@@ -348,7 +348,7 @@ def test_minmax_is_that_of_onnxruntime(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "uniform"])
-def test_percentiles_are_those_of_onnxruntime_within_a_bin_of_each(model: Path, kind: str) -> None:
+def test_percentiles_are_those_of_onnxruntime_within_a_bin(model: Path, kind: str) -> None:
     """It reports the lower edge of its bin, cut to the extremes."""
     x = made(kind, 16 * 512).reshape(16, 512)
     theirs = calibrated(model, "Percentile", x)
@@ -361,7 +361,7 @@ def test_percentiles_are_those_of_onnxruntime_within_a_bin_of_each(model: Path, 
         assert min(high, max(statistics.maximum, 0.0)) == pytest.approx(their_high, abs=apart)
 
 
-def test_entropy_is_that_of_onnxruntime_where_the_whole_range_is_best(model: Path) -> None:
+def test_entropy_matches_onnxruntime_where_whole_range_is_best(model: Path) -> None:
     """It has 128 bins of both signs for 128 levels, so that it can choose only the whole range, cut to the extremes."""
     x = made("uniform", 16 * 512).reshape(16, 512)
     theirs = calibrated(model, "Entropy", x)

@@ -118,9 +118,7 @@ def test_a_model_without_any_such_kernel_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS_HERE)
-def test_bodies_are_quantized_with_weights_of_their_own_and_of_the_graph_around(
-    tmp_path: Path, bits: WeightBits
-) -> None:
+def test_bodies_are_quantized_with_own_and_outer_weights(tmp_path: Path, bits: WeightBits) -> None:
     def body(name: str, first: str) -> onnx.GraphProto:
         nodes = [
             helper.make_node("MatMul", ["x", first], [f"{name}_a"]),

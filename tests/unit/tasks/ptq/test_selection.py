@@ -120,7 +120,7 @@ def test_of_tight_clusters_each_gives_one(clusters: int) -> None:
     assert sorted(cluster[choose_samples(pool, clusters, seed=0)]) == list(range(clusters))
 
 
-def test_the_choice_covers_better_than_random_draws_and_looks_like_one() -> None:
+def test_choice_covers_better_than_random_and_looks_like_a_draw() -> None:
     """Against held-out samples, of clusters of unequal sizes."""
     rng = np.random.default_rng(0)
     (pool, cluster), (held, _) = blobs(rng, 1200), blobs(rng, 600)
@@ -219,7 +219,7 @@ def test_quotas_are_exact(counts: list[int], data: st.DataObject) -> None:
     assert [np.count_nonzero(strata[chosen] == name) for name in names] == expected.tolist()
 
 
-def test_a_stratum_keeps_its_quota_when_more_candidates_mean_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stratum_keeps_its_quota_when_more_candidates_cost_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 5 samples the second label's share is 0.32, the largest remainder; of 11 candidates 0.70, the smallest."""
     counts = np.array([32, 8, 32, 54])
     assert share_out(counts, 5, np.random.default_rng(0)).tolist() == [1, 1, 1, 2]

@@ -25,7 +25,7 @@ SETTINGS = SessionSettings("CPUExecutionProvider", 1)
 BITS = BITS_HERE[-1]
 
 
-def test_layers_with_weights_are_parts_and_so_is_each_role_of_the_others() -> None:
+def test_weighted_layers_and_roles_of_the_others_are_parts() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="query"),
         helper.make_node("Add", ["a", "b"], ["c"], name="bias"),
@@ -136,7 +136,7 @@ def test_masked_logits_leave_the_order_of_parts(
     assert [one.part.name for one in masked[:2]] == [one.part.name for one in found[:2]]
 
 
-def test_a_part_that_needs_integer_neighbours_is_quantized_with_the_others(tmp_path: Path) -> None:
+def test_part_that_needs_integer_neighbours_comes_with_them(tmp_path: Path) -> None:
     """A residual addition and what follows between convolutions: no candidate quantizes either alone."""
     rng = np.random.default_rng(1)
     nodes = [

@@ -172,7 +172,7 @@ def test_factors_are_those_of_the_paper() -> None:
     np.testing.assert_allclose((weight * smoothing_factors(amax, weight, 0.0))[:2], 4.0)
 
 
-def test_the_error_that_is_searched_is_that_of_the_quantized_layer(tmp_path: Path) -> None:
+def test_searched_error_is_that_of_the_quantized_layer(tmp_path: Path) -> None:
     """Against the graph that is really quantized and run."""
     case = build(tmp_path, [op("MatMul", "x w", "y")], {"w": draw(WIDTH, 8)}, (WIDTH,))
     x, w = case.x, draw(WIDTH, 8)

@@ -121,7 +121,7 @@ def test_both_zeros_are_one_minimum() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 6e-8, 1e-4, 1.0])
-def test_small_float16_values_are_counted_like_the_same_float32_values(scale: float) -> None:
+def test_small_float16_values_count_like_the_same_in_float32(scale: float) -> None:
     values = (np.random.default_rng(7).normal(size=500) * scale).astype(np.float16)
     assert bits(of(values)) == bits(of(values.astype(np.float32)))
 
@@ -139,7 +139,7 @@ def test_non_finite_values_are_counted_and_nothing_else() -> None:
     assert (nothing.minimum, nothing.maximum) == (math.inf, -math.inf) and not nothing.counts.any()
 
 
-def test_shape_and_layout_do_not_matter_and_values_are_left_alone() -> None:
+def test_shape_and_layout_do_not_matter_and_values_are_unchanged() -> None:
     values = np.random.default_rng(2).normal(size=(6, 8, 10)).astype(np.float32)
     before = values.copy()
     views = [values.reshape(-1), values.transpose(2, 0, 1), np.asfortranarray(values), values[::-1]]
@@ -198,7 +198,7 @@ def test_different_numbers_of_bins_do_not_merge() -> None:
         merge(empty(2048), empty(4096))
 
 
-def test_a_record_cannot_be_changed_and_adding_leaves_it_as_it_was() -> None:
+def test_record_is_immutable_and_adding_leaves_it_as_it_was() -> None:
     some = of(np.array([1.0], np.float32))
     before = bits(some)
     merge(some, add(some, np.array([1e9], np.float32)))
@@ -256,7 +256,7 @@ def test_a_file_that_does_not_fit_is_refused(stored: Path, changes: dict[str, An
     assert refused.value.kind == "invalid" and "statistics.npz" in refused.value.found
 
 
-def test_a_damaged_file_is_refused_and_a_missing_one_is_no_refusal(stored: Path, tmp_path: Path) -> None:
+def test_damaged_file_is_refused_and_missing_one_is_no_refusal(stored: Path, tmp_path: Path) -> None:
     stored.write_bytes(stored.read_bytes()[:400])
     with pytest.raises(CandidateRefused, match="cannot be read"):
         load_statistics(stored)

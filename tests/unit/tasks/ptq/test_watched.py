@@ -82,7 +82,7 @@ def test_a_tensor_that_is_not_there_is_refused(tiny: Tiny) -> None:
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12),
     st.integers(100, 300),
 )
-def test_passes_hold_every_tensor_once_in_order_within_the_budget(sizes: list[tuple[int, int]], budget: int) -> None:
+def test_passes_hold_every_tensor_once_in_order_within_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     """And no pass could have taken the first tensor of the next one."""
     held, at_work = ({str(place): size[which] for place, size in enumerate(sizes)} for which in (0, 1))
     groups = split_by_memory(held, at_work, budget, lambda name, needed: pytest.fail(name))
@@ -95,7 +95,7 @@ def test_passes_hold_every_tensor_once_in_order_within_the_budget(sizes: list[tu
     assert all(taken([*group, after[0]]) > budget for group, after in itertools.pairwise(groups))
 
 
-def test_a_tensor_that_is_too_large_alone_is_refused_with_what_it_needs() -> None:
+def test_tensor_too_large_alone_is_refused_with_its_need() -> None:
     def refuse(name: str, needed: float) -> CandidateRefused:
         return CandidateRefused(kind="infrastructure", found=f"{name} {needed:g}", expected="less", fix="none")
 

@@ -94,7 +94,7 @@ def everything() -> onnx.ModelProto:
     return model_of(nodes, [info("y"), info("first"), info("shape", TensorProto.INT64, [2])], constants, (function,))
 
 
-def test_every_place_that_names_the_type_is_widened_and_the_numbers_stay() -> None:
+def test_every_mention_of_the_type_is_widened_and_numbers_stay() -> None:
     """Numbers within half precision of each other; inputs and outputs of the type that they had, in their order."""
     model = everything()
     interface = [value.SerializeToString() for value in [*model.graph.input, *model.graph.output]]

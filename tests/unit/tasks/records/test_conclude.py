@@ -288,7 +288,7 @@ def test_stopped_candidates_are_counted_apart_from_refused_ones() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_each_end_has_its_outcome_its_reason_and_a_valid_document(end: str) -> None:
+def test_each_end_has_its_outcome_reason_and_a_valid_document(end: str) -> None:
     """The outcome, what was chosen, and a reason in one sentence that holds the facts."""
     source, findings, outcome, chosen, words = ENDS[end]
     result = conclude(make_job(source), findings, Clock())
@@ -433,7 +433,7 @@ def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
     assert document(conclude(make_job(), FINDINGS, Clock()))["recovery"] is None
 
 
-def test_the_baselines_latency_is_the_middle_of_those_measured_beside_candidates() -> None:
+def test_baseline_latency_is_the_median_beside_the_candidates() -> None:
     """Of 1, 2 and 3 ms it is 2; the refused candidate has none."""
     written = document(conclude(make_job(), replace(FINDINGS, best=GOOD), Clock()))
     assert written["baseline"] == {

@@ -80,7 +80,7 @@ def all_pictures(folder: Path) -> dict[str, str]:
     return {name: picture.svg for name, picture in (drawn.of_run(None) | dict(drawn.coverage)).items()}
 
 
-def test_every_picture_can_turn_dark_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_every_picture_can_turn_dark_and_needs_no_other_file(tmp_path: Path) -> None:
     """Each colour is a variable of the page, and no address but the name of the format is in it."""
     drawn = all_pictures(tmp_path)
     assert len(drawn) == 5 + 12 and all(drawn.values())
@@ -105,7 +105,7 @@ def label_boxes(spec: dict[str, Any]) -> dict[str, Box]:
     return boxes
 
 
-def test_labels_of_a_typical_run_overlap_neither_one_another_nor_the_frame() -> None:
+def test_labels_of_a_typical_run_do_not_overlap_or_leave_frame() -> None:
     spec = pareto.pareto_spec(pictures.measured_points(RESULT), LINES, "accuracy")
     boxes = list(label_boxes(spec).values())
     assert len(boxes) == 2 + 11 + 1  # gates, measured candidates, baseline
@@ -187,7 +187,7 @@ def test_words_of_an_axis_may_hold_quotes() -> None:
     assert 'it\'s "b" \\ c' in texts(to_svg(picture([layer], height=100, width=300), ""))
 
 
-def test_the_picture_of_noise_shows_the_worst_in_order_and_what_was_kept() -> None:
+def test_noise_picture_orders_the_worst_and_shows_what_was_kept() -> None:
     svg = svg_of(pictures.draw_noise(RECOVERED))
     names = [text for text in texts(svg) if re.match(r"\d+\. ", text)]
     assert len(names) == 20 and names[0] == "1. classifier" and names[1].endswith("query/MatMul +2")
@@ -259,7 +259,7 @@ PRODUCTS = (
 )
 
 
-def test_the_map_of_coverage_is_as_wide_as_the_work_and_marks_what_is_in_float() -> None:
+def test_coverage_map_is_as_wide_as_work_and_marks_float_parts() -> None:
     coverage = Coverage({"QGemm": 600, "MatMul": 390, UNNAMED: 10}, ("QGemm",), ("/b/MatMul",), (), products=PRODUCTS)
     spec = coverage_spec(coverage)
     assert spec is not None
@@ -301,7 +301,7 @@ def test_text_has_a_contrast_of_at_least_four_and_a_half(colours: dict[str, str]
         assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
 
 
-def test_candidate_that_was_stopped_after_its_measurement_is_not_drawn() -> None:
+def test_candidate_stopped_after_measurement_is_not_drawn() -> None:
     """It has figures, and no mark: a faster one ended it in their race."""
     measured = pictures.measured_points(RESULT)
     last = next(one for one in RESULT.candidates if one.name == measured[-1].name and one.name != RESULT.chosen)

@@ -59,7 +59,7 @@ def render(result: Result = RESULT, *, full: bool = True) -> str:
 
 @pytest.mark.parametrize("result", [RESULT, NO_VARIANT, REFUSED, ERROR, BARE], ids=lambda result: str(result.outcome))
 @pytest.mark.parametrize("full", [True, False])
-def test_every_outcome_gives_a_page_that_parses_and_needs_no_other_file(result: Result, full: bool) -> None:
+def test_every_outcome_gives_a_page_that_parses_and_stands_alone(result: Result, full: bool) -> None:
     text = render(result, full=full)
     reader = Reader(text)
     assert [tag for tag, _ in reader.tags].count("h1") == 1
@@ -76,7 +76,7 @@ def test_every_outcome_gives_a_page_that_parses_and_needs_no_other_file(result: 
     assert ("found</dt><dd>no version 9" in text) == (result.outcome == "error")
 
 
-def test_the_script_is_short_and_the_only_one_that_the_policy_allows() -> None:
+def test_script_is_short_and_the_only_one_the_policy_allows() -> None:
     text = render()
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in text
@@ -87,7 +87,7 @@ def render_recovered(result: Result = RECOVERED) -> str:
     return render(result)
 
 
-def test_the_page_ranks_what_loses_most_after_a_recovery_and_only_then() -> None:
+def test_page_ranks_worst_losses_after_a_recovery_and_only_then() -> None:
     assert "Most sensitive parts" not in render()
     text = render_recovered()
     Reader(text)
@@ -118,7 +118,7 @@ def test_a_recovery_that_came_to_nothing_says_so() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 38, 60])
-def test_a_long_name_keeps_its_end_and_takes_no_more_than_its_room(length: int) -> None:
+def test_long_name_keeps_its_end_and_fits_its_room(length: int) -> None:
     whole = "/model/" + "deep/" * 40 + "layer.11/MatMul"
     short = parts.label(RankedPart(whole, (whole,), 0.1, None, None), length)
     assert len(short) == length and short.endswith("MatMul"[-4:]) and short.startswith("/mo") and "…" in short
@@ -171,7 +171,8 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     assert EVIL not in page_of + markdown.verdict_markdown(told) and "Most sensitive parts" in page_of
 
 
-def test_each_candidate_has_one_row_after_the_baseline_and_one_list_of_gates() -> None:
+def test_each_candidate_has_one_row_and_one_list_of_gates() -> None:
+    """The row of the baseline comes first."""
     text = render()
     table = text[text.index('<table class="verdicts') : text.index("</table>")]
     assert Reader(table + "</table>").first_cells == ["baseline", *NAMES]
@@ -307,7 +308,7 @@ def test_the_page_names_the_gpu_or_says_that_there_is_none() -> None:
         assert text in " ".join(re.sub(r"<[^>]+>", " ", shown).split())
 
 
-def test_the_headline_is_what_was_chosen_or_what_the_candidates_came_to() -> None:
+def test_headline_is_the_choice_or_what_the_candidates_came_to() -> None:
     """The sign of the metric's change, not of its drop."""
     assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy -0.70 pt"]
     assert markdown.headline(NO_VARIANT) == ["8 failed", "1 inconclusive", "1 refused"]

@@ -65,7 +65,7 @@ def test_who_was_judged_again_stands_beside_what_chose_it() -> None:
     assert told.startswith("2 candidates were, best first, judged again on 907 evaluation samples") and "98.3 %" in told
 
 
-def test_page_and_markdown_show_the_confirmation_and_its_figures_on_top() -> None:
+def test_page_and_markdown_show_confirmation_figures_on_top() -> None:
     text = render(with_confirmation())
     Reader(text)
     assert 'id="confirmation"' in text and "judged again on 907 evaluation samples" in text
@@ -110,7 +110,7 @@ def test_slices_and_flips_of_a_candidate() -> None:
     assert "1,200 became worse" in text
 
 
-def test_verdicts_of_the_confirmation_have_the_units_of_their_gates() -> None:
+def test_confirmation_verdicts_have_the_units_of_their_gates() -> None:
     shown = {
         "confirmed_drop": "+0.85 pt",
         "worst_slice": "+0.85 pt",

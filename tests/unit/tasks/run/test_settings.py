@@ -48,7 +48,7 @@ def test_a_server_that_is_named_gets_no_made_up_password(tmp_path: Path, given: 
     assert SERVER not in os.environ and CLIENT not in os.environ
 
 
-def test_a_recorded_password_is_for_the_server_that_it_was_made_for(tmp_path: Path) -> None:
+def test_recorded_password_is_for_the_server_it_was_made_for(tmp_path: Path) -> None:
     auth = prefect_auth(tmp_path, "http://127.0.0.1:4200/api")
     assert auth.startswith("quantgate:") and access_file(tmp_path).stat().st_mode & 0o777 == 0o600
     assert prefect_auth(tmp_path, "http://127.0.0.1:4201/api") == auth

@@ -73,9 +73,7 @@ def test_a_job_that_says_what_it_wants_keeps_it(
     assert count_spare_threads(job_of(tiny, measurement=measurement)) == 0 and not machine.looks
 
 
-def test_others_do_not_matter_to_processes_with_priority_or_elsewhere(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_do_not_matter_with_priority_or_on_other_cores(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 4.0, 4.0, prior=True)
     assert count_spare_threads(job_of(tiny)) == 0
     machine = Machine(monkeypatch, 4.0, 4.0)

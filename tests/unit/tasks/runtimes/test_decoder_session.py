@@ -41,7 +41,8 @@ def graph(path: Path, *, caches: bool = True) -> Path:
     return path
 
 
-def test_whole_windows_have_empty_caches_full_masks_and_positions_from_0(tmp_path: Path) -> None:
+def test_whole_windows_have_empty_caches_full_masks_positions(tmp_path: Path) -> None:
+    """Positions start from 0."""
     ids = np.array([[10, 20, 30], [40, 50, 60]])
     with open_session(graph(tmp_path / "model.onnx"), SETTINGS) as session:
         assert [spec.name for spec in describe_inputs(session)] == ["input_ids"]

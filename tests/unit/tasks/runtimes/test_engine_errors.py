@@ -218,7 +218,7 @@ def test_many_nodes_are_counted_and_unknown_words_are_passed_on() -> None:
     assert refusal_of([], []).found == "TensorRT: nothing; likely cause: unknown"
 
 
-def test_an_input_whose_values_decide_shapes_is_built_for_a_range_of_them(tmp_path: Path) -> None:
+def test_input_whose_values_decide_shapes_is_built_for_a_range(tmp_path: Path) -> None:
     """`n` says how many copies of the product there are: a shape tensor, of which TensorRT wants to know the values."""
     path = save(tmp_path / "tiled.onnx", [PRODUCT], W)
     model = onnx.load(path)

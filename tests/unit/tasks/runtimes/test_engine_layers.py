@@ -75,7 +75,7 @@ def test_the_installed_version_writes_the_same_text(tmp_path: Path) -> None:
         ]
 
 
-def test_entries_may_be_set_apart_by_control_characters_and_end_in_a_suffix() -> None:
+def test_entries_may_be_split_by_controls_and_end_in_a_suffix() -> None:
     """Both seen in engines of real models: of fused attention, and of a convolution that became a product."""
     line = "Name: a, LayerType: kgen, Inputs: [], Constants: [], Outputs: [], TacticName: t, StreamId: 2, EventId: 7, "
     text = f"Layers:\n{line}Metadata: [ONNX Layer: p]\x1e[ONNX Layer: q]\x1f[ONNX Layer: r]__gemm_from_conv1x1\n\nMore"

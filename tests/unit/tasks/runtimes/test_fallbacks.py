@@ -67,7 +67,7 @@ UNFUSED = {
 
 
 @pytest.mark.parametrize("name", UNFUSED)
-def test_pairs_that_were_meant_to_be_fused_are_those_listed_by_hand(name: str, tmp_path: Path) -> None:
+def test_pairs_meant_to_be_fused_are_those_listed_by_hand(name: str, tmp_path: Path) -> None:
     """The Q in front of an integer kernel and the DQ behind it have to run, and are no fault."""
     plant = next(plant for plant in PLANTS if plant.name == name)
     _, after = plant.save(tmp_path)

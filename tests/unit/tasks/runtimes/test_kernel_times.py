@@ -46,7 +46,7 @@ def test_other_kernels_are_nobodys(kernel: str) -> None:
     assert node_times(graph_of(node), {kernel: 5.0}) == {}
 
 
-def test_names_that_look_made_up_and_are_the_nodes_own_are_taken_as_they_are() -> None:
+def test_node_names_that_look_made_up_are_taken_as_they_are() -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name=name) for name in ("a", "a/MatMulAddFusion")]
     assert node_times(graph_of(*nodes), {"a/MatMulAddFusion": 3.0, "a": 2.0}) == {"a": 2.0, "a/MatMulAddFusion": 3.0}
 
@@ -61,7 +61,7 @@ def test_a_convolution_in_blocks_is_found_by_what_it_gives() -> None:
     assert node_times(graph_of(conv, relu, other), {"r_nchwc": 4.0}) == {}
 
 
-def test_a_time_is_the_median_without_the_first_times_how_often_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_the_median_without_the_first_times_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up of 1 and 3 requests: once a request 90, then 1, 5, 3; twice a request, as in a loop, 2 each."""
 
     def event(name: str, time: float) -> dict[str, object]:

@@ -183,7 +183,7 @@ def test_caches_in_fewer_bits_lose_more(tmp_path: Path, monkeypatch: pytest.Monk
         ({"smooth_softmax": 1}, "invalid", "a softmax with a sink"),
     ],
 )
-def test_attention_that_openvino_would_compute_otherwise_is_refused(
+def test_attention_that_openvino_computes_otherwise_is_refused(
     tmp_path: Path, attention: dict[str, Any], kind: str, words: str
 ) -> None:
     with pytest.raises(CandidateRefused) as caught, open_model(written(tmp_path, **attention), SETTINGS):

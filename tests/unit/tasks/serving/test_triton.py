@@ -101,7 +101,7 @@ def test_what_the_backend_does_not_take_is_named() -> None:
     ],
     ids=["another axis", "an axis without a name", "fixed", "a scalar"],
 )
-def test_without_a_shared_axis_of_samples_triton_makes_no_batches(
+def test_triton_makes_no_batches_without_a_shared_sample_axis(
     inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], dims: tuple[list[int], list[int]]
 ) -> None:
     config, _ = made(manifest(), inputs, outputs)

@@ -228,7 +228,7 @@ def test_a_decoder_tells_speed_and_memory_of_its_answers() -> None:
     assert shorter in readme and shorter not in card
 
 
-def test_speed_that_another_target_must_reach_is_not_asked_for_here() -> None:
+def test_speed_required_on_another_target_is_not_asked_for_here() -> None:
     said = promoted()
     gates = Gates(min_speedup={"tensorrt": 2.0})
     card = model_card(replace(said, job=said.job.model_copy(update={"gates": gates})))

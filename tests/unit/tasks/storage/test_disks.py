@@ -81,9 +81,7 @@ def test_other_errors_stay_what_they_are(tmp_path: Path, error: Exception) -> No
     assert caught.value is error
 
 
-def test_a_registry_call_tells_a_full_disk_from_a_server_that_is_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_registry_call_tells_a_full_disk_from_a_dead_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is not worth another try."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     with pytest.raises(StorageFull):

@@ -88,7 +88,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_both_images_run_as_nobody_special_and_say_whether_they_are_well() -> None:
+def test_both_images_run_unprivileged_with_a_health_check() -> None:
     """Stages `cpu`, the last and so the default, and `gpu`: a numeric user, a health check, no tools of the build."""
     assert list(stages())[-1] == "cpu"
     for name in ("cpu", "gpu"):
@@ -136,7 +136,7 @@ def test_an_image_works_with_a_read_only_root() -> None:
         assert instructions.index(("WORKDIR", "/jobs")) < instructions.index(("USER", "10001"))
 
 
-def test_bases_are_pinned_and_nothing_proprietary_is_there_by_itself() -> None:
+def test_bases_are_pinned_and_nothing_proprietary_is_included() -> None:
     """By digest; TensorRT in the image of who asks for it, by an argument that is empty."""
     bases = [rest.split()[0] for found in stages().values() for instruction, rest in found if instruction == "FROM"]
     outside = [base for base in bases if base not in stages()]

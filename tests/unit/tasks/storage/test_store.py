@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_with_what_is_free(tmp_path: Path) -> None:
     assert entries(store) == []
 
 
-def test_another_error_of_the_system_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+def test_other_system_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     """A file that is not there is a fault of the maker."""
 
     def missing(folder: Path) -> Thing:

@@ -114,7 +114,7 @@ def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
     assert len(built) == 3, "another driver, another engine"
 
 
-def test_of_several_engines_the_one_that_covers_least_is_looked_at(
+def test_of_several_engines_the_one_covering_least_is_looked_at(
     tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """INT8 for 8.9 and, of the same file, float16 for 12.0: what is said of the variant is what holds for both."""

@@ -169,7 +169,7 @@ def uncovered(trial: Trial) -> Trial:
         (uncovered, "failed", {"coverage": "fail"}),
     ],
 )
-def test_each_planted_fault_is_the_one_verdict_that_does_not_pass(
+def test_each_planted_fault_is_the_one_verdict_that_fails(
     bench: Bench, plant: Any, outcome: str, verdicts: dict[str, str]
 ) -> None:
     """All other gates go on passing; the first batch size decides on speed."""
@@ -236,7 +236,7 @@ def test_time_in_low_precision_is_judged_where_the_job_asks(bench: Bench) -> Non
     assert outcomes(judged) == PASSING | {"time_coverage": "fail"}
 
 
-def test_outputs_that_are_not_finite_fail_only_where_the_baselines_are(bench: Bench) -> None:
+def test_nonfinite_outputs_fail_only_where_the_baselines_are(bench: Bench) -> None:
     """NaN or Inf of the variant on rows where the baseline is finite count; those of both do not."""
     baseline = bench.accuracy(right(770), bad_rows=(4, 5))
     same = judge(make_job(), good_trial(bench.accuracy(right(770), bad_rows=(4, 5))), baseline)
@@ -268,7 +268,7 @@ def test_gates_that_are_not_set_give_no_verdict(bench: Bench) -> None:
     assert judged.outcome == "passed" and set(outcomes(judged)) == {"drop", "finite", "not_rolled_back"}
 
 
-def test_a_variant_that_was_rolled_back_fails_whatever_else_it_does(bench: Bench) -> None:
+def test_rolled_back_variant_fails_whatever_else_it_does(bench: Bench) -> None:
     """By its identity: another file under the same name is another one, and so is the file with other threads."""
     baseline, trial = bench.accuracy(right(770)), good_trial(bench.accuracy(right(770)))
     assert trial.variant is not None

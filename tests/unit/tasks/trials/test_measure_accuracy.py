@@ -142,7 +142,7 @@ def test_a_disk_with_little_room_gets_no_outputs(tiny: Tiny, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("kept", [0, reduction.KEPT_BYTES])
-def test_an_observer_sees_the_rows_in_its_order_and_changes_no_bit(
+def test_observer_sees_the_rows_in_order_and_changes_no_bit(
     kept: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEPT_BYTES", kept)

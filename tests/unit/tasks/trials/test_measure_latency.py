@@ -96,7 +96,7 @@ def measure(run: Run, tiny: Tiny, inventory: Inventory, folder: Path) -> Trial:
     return trial
 
 
-def test_a_disturbed_measurement_loses_no_trial_and_is_made_again(
+def test_disturbed_measurement_is_repeated_and_loses_no_trial(
     tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
 ) -> None:
     """Its figures and reason come back beside the accuracy, once; the next run measures; the clean result is then kept."""
@@ -115,7 +115,7 @@ def test_a_disturbed_measurement_loses_no_trial_and_is_made_again(
     assert again.latency is not None and again.latency.samples_path.is_relative_to(run.store.root)
 
 
-def test_every_combination_is_measured_and_the_first_is_judged_by(
+def test_every_combination_is_measured_and_the_first_decides(
     tiny: Tiny, tmp_path: Path, inventory: Inventory, planted: Callable[..., Calls]
 ) -> None:
     """Two batch sizes and two thread counts, the first of which is all cores; threads change slowest, so that lists of the
@@ -154,7 +154,7 @@ def test_operating_points_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("asked", "threads"), [(0, (1, 1)), (2, (2, 2))])
-def test_a_run_on_a_busy_machine_times_with_the_threads_that_are_left(
+def test_run_on_a_busy_machine_times_with_the_threads_left(
     tiny: Tiny,
     tmp_path: Path,
     inventory: Inventory,

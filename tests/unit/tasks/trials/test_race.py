@@ -152,9 +152,7 @@ def test_those_that_fail_in_accuracy_leave_the_lead_to_the_next(bench: Bench, mo
     assert next(trial for trial in raced.trials if trial.candidate == FAST).latency is not None
 
 
-def test_a_hopeless_drop_is_measured_to_its_end_if_recovery_may_choose_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hopeless_drop_is_measured_fully_if_recovery_may_take_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {FAST: BAD, NEAR: BAD, SLOW: BAD}
     rehearsal = Rehearsal(bench, monkeypatch, scores, gates={"max_drop": 0.02, "min_speedup": 1.2})
     rehearsal.hopeless = (FAST, NEAR)
@@ -168,9 +166,7 @@ def test_a_hopeless_drop_is_measured_to_its_end_if_recovery_may_choose_it(
     ]
 
 
-def test_nothing_is_recovered_because_the_machine_was_faster_before(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_recovered_because_of_a_faster_machine_before(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The winner's full timing is slow; in the short timings both were nearly equal."""
     rehearsal = Rehearsal(bench, monkeypatch, {NEAR: BAD}, gates={"max_drop": 0.02, "min_speedup": 1.2})
     monkeypatch.setattr(rehearsal, "timed", lambda trial: replace(trial, latencies=(rehearsal.measured(SLOW),)))
@@ -179,18 +175,14 @@ def test_nothing_is_recovered_because_the_machine_was_faster_before(
     assert f"time {NEAR}" not in rehearsal.asked
 
 
-def test_what_loses_less_is_recovered_rather_than_a_hopeless_drop(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_loss_is_recovered_rather_than_a_hopeless_drop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = Rehearsal(bench, monkeypatch, {FAST: BAD, NEAR: BAD}, gates={"max_drop": 0.02, "min_speedup": 1.2})
     rehearsal.hopeless = (FAST,)
     assert outcomes(rehearsal.race((FAST, NEAR))) == {FAST: "stopped", NEAR: "failed"}
     assert rehearsal.asked[-1] == f"time {NEAR}" and f"evaluate {FAST}" not in rehearsal.asked
 
 
-def test_a_hopeless_drop_stays_stopped_if_the_winner_is_nearly_as_fast(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hopeless_drop_stays_stopped_if_winner_is_nearly_as_fast(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = Rehearsal(bench, monkeypatch, {FAST: BAD})
     rehearsal.hopeless = (FAST,)
     raced = rehearsal.race((FAST, NEAR))
@@ -271,9 +263,7 @@ def test_of_equal_kernels_one_is_made_and_timed(bench: Bench, monkeypatch: pytes
     assert set(raced.behind) == {SLOW, SLOW_TWIN, TWIN}
 
 
-def test_of_equal_kernels_the_next_races_if_the_first_loses_too_much(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_equal_kernels_next_races_if_first_loses_too_much(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = Rehearsal(bench, monkeypatch, {NEAR: BAD})
     raced = rehearsal.race((NEAR, TWIN, MIDDLE))
     assert outcomes(raced) == {NEAR: "failed", TWIN: "passed", MIDDLE: "stopped"}
@@ -281,9 +271,7 @@ def test_of_equal_kernels_the_next_races_if_the_first_loses_too_much(
     assert rehearsal.asked == [f"evaluate {NEAR}", f"evaluate {TWIN}", f"time {TWIN}"]
 
 
-def test_of_equal_kernels_the_next_takes_the_place_of_one_that_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_equal_kernels_the_next_replaces_a_refused_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = Rehearsal(bench, monkeypatch, {})
     unable = {"variant": None, "outcome": "refused", "refusal": Refusal("unsupported", "no ranges")}
     raced = rehearsal.race((NEAR, TWIN, MIDDLE), **{NEAR: unable})
@@ -301,9 +289,7 @@ def test_all_of_equal_kernels_fail_on_coverage_together(bench: Bench, monkeypatc
     assert SLOW_TWIN not in rehearsal.made and SLOW_TWIN not in raced.behind
 
 
-def test_a_copy_of_one_that_was_judged_before_is_not_judged_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_of_an_already_judged_one_is_not_judged_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The later one is the copy, although the job names it first."""
     rehearsal = Rehearsal(bench, monkeypatch, {FAST: BAD, NEAR: BAD})
     # Made in the finals, as NEAR is of its kind; the same file as FAST.
@@ -351,7 +337,7 @@ def test_who_is_faster_in_turn_but_does_not_pass_does_not_lead(bench: Bench, mon
 
 
 @pytest.mark.parametrize("direct", [{FAST: None, NEAR: 9.0}, {FAST: 3.0, NEAR: 3.1}, {FAST: 3.0, NEAR: 3.0}])
-def test_an_undecided_comparison_leaves_the_choice_to_full_measurements(
+def test_undecided_comparison_is_left_to_full_measurements(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, direct: dict[str, float | None]
 ) -> None:
     """Disturbed, or closer than launches differ."""

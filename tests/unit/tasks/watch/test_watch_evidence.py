@@ -63,7 +63,7 @@ def test_no_value_is_worth_betting_on_at_the_bound(bound: float, high: float, st
     assert share * factors[0] + (1 - share) * factors[1] == pytest.approx(1.0)
 
 
-def test_three_looks_with_a_sign_of_drift_are_an_alarm_and_two_are_none() -> None:
+def test_three_looks_with_a_sign_of_drift_alarm_and_two_do_not() -> None:
     memory, seen = Memory(), []
     for _ in range(3):
         found = Signal("drift", 1.0, DRIFT_BY_CHANCE, weigh(np.ones(1), DRIFT_BY_CHANCE, DRIFT_STAKES))
@@ -83,7 +83,7 @@ def test_an_alarm_rests_on_as_many_looks_as_the_job_says(looks: int) -> None:
     assert alarms == [0] * (looks - 1) + [1]
 
 
-def test_evidence_starts_anew_below_one_and_ends_at_the_threshold() -> None:
+def test_evidence_restarts_below_one_and_ends_at_the_threshold() -> None:
     """What was quiet for a year is no credit, and an alarm that is over ends at the next quiet looks."""
     quiet = remember(Memory(), [signal("saturation", -500.0)], WATCH)
     assert remember(quiet, [signal("saturation", 1.0)], WATCH).log_evidence["saturation"] == 1.0
@@ -95,7 +95,7 @@ def test_evidence_starts_anew_below_one_and_ends_at_the_threshold() -> None:
     assert find_alarms(after, [signal("saturation", -1.0)], WATCH) == ()
 
 
-def test_a_kind_that_was_not_measured_keeps_its_evidence_and_raises_no_alarm() -> None:
+def test_unmeasured_kind_keeps_its_evidence_and_raises_no_alarm() -> None:
     memory = Memory(3, {"drift": log_threshold(WATCH)})
     after = remember(memory, [signal("saturation", -1.0)], WATCH)
     assert after.log_evidence["drift"] == log_threshold(WATCH)

@@ -292,7 +292,7 @@ def test_a_state_folder_has_one_marker_whoever_comes_first(tmp_path: Path) -> No
     assert marker_of(tmp_path / "other") != seen[0]
 
 
-def test_a_worker_does_orders_of_its_own_state_code_and_device_alone(
+def test_worker_takes_only_orders_of_its_state_code_and_device(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is named with what was found and expected; nothing is computed before."""

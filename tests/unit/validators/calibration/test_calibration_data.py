@@ -194,7 +194,7 @@ def test_a_planted_fault_is_caught_by_the_check_that_names_it(
     assert verdict.outcome == outcome
 
 
-def test_every_check_speaks_and_only_a_failed_one_asks_for_something(verdicts: dict[str, CalibrationVerdict]) -> None:
+def test_every_check_speaks_and_only_failed_ones_ask_for_fixes(verdicts: dict[str, CalibrationVerdict]) -> None:
     for verdict in verdicts.values():
         expected = [check.name for check in CHECKS if not check.is_optional or check.name == "labels_covered"]
         assert [check.name for check in verdict.checks] == expected
@@ -224,7 +224,7 @@ def test_warnings_of_the_process_still_reach_their_reader(verdicts: dict[str, Ca
         warnings.warn("still shown", UserWarning, stacklevel=1)
 
 
-def test_traffic_is_the_reference_and_evaluation_still_the_place_of_leaks(tmp_path: Path) -> None:
+def test_traffic_is_reference_and_leaks_are_sought_in_evaluation(tmp_path: Path) -> None:
     calibration, _ = with_leak()
     bright = change(calibration, pixels=calibration.inputs["pixels"] * np.float32(1.5))
     leaked = bright.inputs["pixels"].copy()
@@ -279,7 +279,7 @@ def test_threads_judge_one_after_the_other(tmp_path: Path, verdicts: object, mon
 # From here on without Great Expectations.
 
 
-def test_a_reference_without_finite_values_is_an_error_of_the_file() -> None:
+def test_reference_without_finite_values_is_an_error_of_the_file() -> None:
     traffic = change(EVALUATION, pixels=np.full((2000, 3, 6, 6), np.nan, np.float32))
     traffic = replace(traffic, file=replace(traffic.file, path=Path("traffic.npz")))
     with pytest.raises(DataError, match=r"traffic\.npz: NaN or Inf in input 'pixels'"):
@@ -293,7 +293,7 @@ def test_rounding_is_left_out_of_the_comparison() -> None:
     assert min(c.p_value for c in gather_evidence(*files, None, None, BOUNDS, seed=7).comparisons) > 0.01
 
 
-def test_labels_are_judged_only_where_both_files_have_class_indices() -> None:
+def test_labels_are_judged_only_if_both_files_have_class_indices() -> None:
     values = make_samples({"x": np.arange(8.0)[:, None]}, np.linspace(0, 1, 8))
     classes = replace(values, labels=np.arange(8) % 2)
     for calibration, evaluation in ((values, classes), (classes, values), (replace(classes, labels=None), classes)):

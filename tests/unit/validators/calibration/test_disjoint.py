@@ -163,7 +163,7 @@ def test_words_that_repeat_in_the_traffic_are_no_drift() -> None:
     assert found.note == "" and not any(signs(found).values())
 
 
-def test_tokens_of_one_group_alone_are_no_drift_where_groups_are_dealt_out() -> None:
+def test_tokens_of_one_group_are_no_drift_among_dealt_groups() -> None:
     """Each user has words of his own, in ten texts: among the users of another file they are all unseen."""
     users = np.repeat(np.arange(200), 10)
     texts = users[:, None] * 20 + np.random.default_rng(0).integers(1, 20, (2000, 6))

@@ -7,7 +7,7 @@ import numpy as np
 from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
 
 
-def test_copies_and_samples_that_are_not_finite_are_not_worth_running() -> None:
+def test_copies_and_nonfinite_samples_are_not_worth_running() -> None:
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     x[1], x[3, 2], x[5, 0] = x[0], np.nan, np.inf
     ids = np.array([[1], [1], [2], [3], [4], [5]])
@@ -35,7 +35,7 @@ def test_rows_come_in_whole_batches() -> None:
     assert len(draw_rows(np.ones(7, bool), 30, 8, 0)) == 0
 
 
-def test_embeddings_that_are_not_finite_are_left_out_with_their_rows() -> None:
+def test_nonfinite_embeddings_are_left_out_with_their_rows() -> None:
     vectors = np.array([[1, 2], [np.nan, 1], [3, np.inf], [4, 5]], np.float32)
     kept = Embeddings(vectors, np.array([2, 5, 6, 9])).finite()
     assert kept.rows.tolist() == [2, 9] and kept.vectors.tolist() == [[1, 2], [4, 5]] and len(kept) == 2

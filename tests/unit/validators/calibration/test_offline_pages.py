@@ -229,7 +229,7 @@ def test_a_second_time_changes_nothing(made: dict[str, Path], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["passed", "warned", "failed"])
-def test_a_chart_stands_once_for_a_statistic_and_in_a_row_that_failed(name: str, made: dict[str, Path]) -> None:
+def test_chart_stands_once_for_a_statistic_and_in_failed_rows(name: str, made: dict[str, Path]) -> None:
     """Else `Failed Only` would hide it."""
     sections = re.split('class="ge-section', made[name].read_text(encoding="utf-8"))
     seen = set()

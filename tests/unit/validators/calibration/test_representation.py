@@ -49,7 +49,7 @@ def test_the_discrepancy_is_the_sum_that_its_source_states(n: int, m: int, shift
     assert found.mmd == pytest.approx(mmd_written_out(x, y), abs=1e-12)
 
 
-def test_p_values_of_draws_of_one_distribution_are_uniform_and_of_two_are_small() -> None:
+def test_p_values_are_uniform_for_one_distribution_else_small() -> None:
     same = [measure_likeness(draw(30, seed), draw(60, 500 + seed), min_p_value=0.02, seed=seed) for seed in range(120)]
     assert stats.kstest([found.p_value for found in same], "uniform").pvalue > 0.01
     assert abs(np.mean([found.mmd for found in same])) < 3 * stats.sem([found.mmd for found in same])  # unbiased
@@ -57,7 +57,8 @@ def test_p_values_of_draws_of_one_distribution_are_uniform_and_of_two_are_small(
     assert max(other) <= 0.02
 
 
-def test_there_are_enough_relabellings_to_fall_below_the_bound_and_not_endlessly_many() -> None:
+def test_relabellings_suffice_for_the_bound_and_are_limited() -> None:
+    """Enough of them that the p-value can fall below the bound."""
     x, y = draw(20, 1), draw(20, 2, 5.0)
     assert measure_likeness(x, y, min_p_value=0.001, seed=0).p_value == pytest.approx(1 / 2001)
     assert measure_likeness(x, y, min_p_value=1e-12, seed=0).p_value == pytest.approx(1 / (MAX_PERMUTATIONS + 1))
@@ -81,7 +82,7 @@ def test_the_radius_holds_95_of_100_calibration_samples() -> None:
     assert covered_share(among, np.array([95.0, 96.0, 96.5, 200.0])) == 0.5
 
 
-def test_draws_of_one_distribution_cover_each_other_and_a_cluster_that_is_missing_is_named() -> None:
+def test_like_draws_cover_each_other_and_lost_cluster_is_named() -> None:
     shares = [measure_cover(draw(128, s), draw(500, 900 + s), np.arange(500), 0.8).share for s in range(20)]
     assert np.mean(shares) == pytest.approx(0.95, abs=0.02)
     reference = draw(500, 40)

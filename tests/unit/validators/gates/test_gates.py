@@ -208,7 +208,7 @@ def test_each_gate_catches_its_fault_and_lets_the_twin_pass(gate: str) -> None:
     assert (twin.gate, twin.outcome, twin.reason) == (gate, "pass", "")
 
 
-def test_a_simulated_variant_is_caught_and_a_real_one_has_no_such_gate() -> None:
+def test_simulated_variant_is_caught_and_real_one_has_no_gate() -> None:
     """Numbers without kernels fail whatever else they are."""
     verdict = judge_simulation(variant(simulated=True))
     assert verdict is not None
@@ -535,7 +535,7 @@ def test_no_number_of_samples_shows_a_drop_of_nothing() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_drops_that_are_not_finite_have_no_interval_and_do_not_pass(bad: float) -> None:
+def test_nonfinite_drops_have_no_interval_and_do_not_pass(bad: float) -> None:
     """One sample is enough, and nothing is resampled."""
     drops = np.random.default_rng(0).normal(size=50) - 9
     drops[7] = bad

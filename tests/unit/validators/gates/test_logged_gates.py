@@ -24,9 +24,7 @@ GATES = Gates(logged=(LoggedGate(metric="gap", at_most=0.02), LoggedGate(metric=
         ({}, ["inconclusive", "inconclusive"]),
     ],
 )
-def test_a_bound_holds_on_its_side_and_what_is_not_known_passes_nothing(
-    logged: dict[str, float], outcomes: list[str]
-) -> None:
+def test_bound_holds_on_its_side_and_unknown_values_never_pass(logged: dict[str, float], outcomes: list[str]) -> None:
     verdicts = judge_logged(logged, GATES)
     assert [verdict.outcome for verdict in verdicts] == outcomes
     assert [(verdict.gate, verdict.bound, verdict.direction) for verdict in verdicts] == [

@@ -86,7 +86,7 @@ def test_the_better_of_two_short_launches_decides() -> None:
         assert speeds.is_behind("a", name) == behind
 
 
-def test_a_ratio_in_turn_is_as_sure_as_the_median_of_three_launches() -> None:
+def test_ratio_in_turn_is_as_sure_as_median_of_three_launches() -> None:
     speeds = Speeds()
     for index in range(20):
         add(speeds, f"other {index}", 0.0, 0.0)
@@ -133,7 +133,7 @@ def test_a_disturbed_launch_counts_for_order_alone() -> None:
     assert speeds.value("a") == pytest.approx(math.exp(0.05))
 
 
-def test_nothing_is_decided_without_a_variance_or_on_a_disturbed_value() -> None:
+def test_nothing_is_decided_without_variance_or_when_disturbed() -> None:
     speeds = Speeds()
     speeds.add("a", Estimate(1.0, 1.0, 1.0), 1, 0.95)
     speeds.add("b", Estimate(9.0, 9.0, 9.0), 1, 0.95)

@@ -222,7 +222,7 @@ def test_one_sample_is_never_constant(tiny: Tiny) -> None:
     assert not ask(tiny.model, SETTINGS, batches(tiny, 1))[0].is_constant
 
 
-def test_outputs_without_samples_and_without_numbers_are_described() -> None:
+def test_outputs_without_samples_or_numbers_are_described() -> None:
     """A scalar has no samples; a sequence of maps is known by its type alone."""
     scalar = [np.array(2.0), np.array(2.0)]
     assert describe("mean", "float64", scalar, 4).answers == Answers("mean", "float64", (), peak=2.0)

@@ -36,7 +36,7 @@ def planted(share: float, *, elsewhere: float = 0.0) -> NDArray[np.float64]:
     return lost.astype(np.float64)
 
 
-def test_every_group_has_its_drop_with_a_bound_that_holds_for_all() -> None:
+def test_every_group_has_its_drop_with_a_simultaneous_bound() -> None:
     """Six groups: Tango's bounds of each count at 1 - 0.05 / 6."""
     drops = slice_drops(SLICES, of(planted(0.3)), 0.95)
     assert [(drop.column, drop.group, drop.n) for drop in drops] == [

@@ -222,7 +222,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_a_quantized_model_is_refused_wherever_the_operator_hides(tiny: Tiny, tmp_path: Path, kind: str) -> None:
+def test_quantized_model_is_refused_wherever_operator_hides(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     """The operator is named, also inside nested branches."""
     found = caught(planted(tiny, tmp_path / "model.onnx", QUANTIZED[kind])).found
     assert "already quantized" in found and kind in found
@@ -265,7 +265,7 @@ def test_a_custom_operator_is_refused(tiny: Tiny, tmp_path: Path, fault: Callabl
     assert "custom operators: acme::Swish" in error.found and "`operator_libraries`" in error.fix
 
 
-def test_a_custom_operator_is_accepted_where_a_library_may_have_it(tiny: Tiny, tmp_path: Path) -> None:
+def test_custom_operator_is_accepted_if_a_library_may_have_it(tiny: Tiny, tmp_path: Path) -> None:
     """What else the checks hold against a source, they hold against this one."""
     check_source_graph(planted(tiny, tmp_path / "model.onnx", swish), custom_operators=True)
     path = planted(tiny, tmp_path / "model.onnx", QUANTIZED["QLinearAdd"])
@@ -338,7 +338,7 @@ def test_weight_too_large_for_a_tensor_is_refused(tmp_path: Path, columns: int, 
         check_source_graph(path)
 
 
-def test_weights_of_attributes_and_bodies_beside_the_model_are_named(tiny: Tiny, tmp_path: Path) -> None:
+def test_weights_of_attributes_and_bodies_in_files_are_named(tiny: Tiny, tmp_path: Path) -> None:
     """A file that changes there changes the source."""
     model = tiny_model(*tiny.weights)
     in_a_branch(helper.make_node("Add", ["hidden", "shift"], ["deep_q"], name="a"))(model)
@@ -383,7 +383,7 @@ def test_functions_are_looked_into(tiny: Tiny, tmp_path: Path, body: list[tuple[
     assert words in caught(path).found
 
 
-def test_file_of_the_runtimes_optimizer_is_refused_for_the_one_before(tmp_path: Path) -> None:
+def test_file_of_the_runtimes_optimizer_is_refused(tmp_path: Path) -> None:
     """The runtime loads the file again, but its weights have the layout of this processor's kernels."""
     weight = numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float32), "weight")
     node = helper.make_node("Conv", ["x", "weight"], ["y"])

@@ -172,7 +172,7 @@ def test_a_build_shows_what_the_rule_says(builds: dict[int, Built], name: str) -
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_model_has_no_finding_and_is_multiplied_in_integers(
+def test_sound_model_has_no_finding_and_multiplies_in_integers(
     files: dict[int, Path], builds: dict[int, Built], name: str
 ) -> None:
     assert findings(files, SOUND[name]) == ()

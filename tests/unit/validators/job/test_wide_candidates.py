@@ -12,7 +12,7 @@ from validators.targets import BUILT_IN, facts_of
 
 
 @pytest.mark.parametrize("target", BUILT_IN)
-def test_the_list_holds_each_recipe_once_and_the_targets_own_first(target: str) -> None:
+def test_list_holds_each_recipe_once_with_the_targets_own_first(target: str) -> None:
     names = wide_candidates(target)
     assert len(set(names)) == len(names) and all(decode(name).name == name for name in names)
     own = [name for name in facts_of(target).default_candidates if not decode(name).is_simulated]

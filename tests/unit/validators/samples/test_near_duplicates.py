@@ -141,7 +141,7 @@ def test_the_columns_of_a_table_count_alike_whatever_their_units() -> None:
     assert find(samples * units, others * units)[:20] == [-1] * 20
 
 
-def test_noise_on_pixels_that_are_always_black_does_not_hide_a_copy() -> None:
+def test_noise_on_always_black_pixels_does_not_hide_a_copy() -> None:
     others = draw_images(100)
     others[:, :, :2] = 0
     noise = np.random.default_rng(1).normal(0, 1, others[:5].shape).astype(np.float32)
@@ -318,7 +318,7 @@ def test_numbers_of_one_dimension_and_what_is_no_number() -> None:
 # Within one set; what is natural.
 
 
-def test_within_a_set_no_sample_is_its_own_neighbour_however_many_copies_there_are() -> None:
+def test_no_sample_is_its_own_neighbour_however_many_copies() -> None:
     images = draw_images(50)
     found = within(np.concatenate([images[:1].repeat(30, axis=0), images]))
     assert all(row != own and row < 31 for own, row in enumerate(found[:31])) and -1 not in found[:31]
@@ -391,7 +391,7 @@ def test_allowed_are_as_many_as_chance_explains(n: int, m: int, min_p_value: flo
 
 @pytest.mark.parametrize("n", [100, 1000])
 @pytest.mark.parametrize("share", [0.005, 0.02, 0.1])
-def test_pairs_dealt_out_at_random_alarm_no_more_often_than_stated(n: int, share: float) -> None:
+def test_random_pairs_alarm_no_more_often_than_stated(n: int, share: float) -> None:
     rng = np.random.default_rng(int(n * 1000 * share))
     m, alarms, draws = 1000, 0, 2000
     for _ in range(draws):

@@ -188,7 +188,7 @@ def test_data_sets_as_hugging_face_saves_them(tmp_path: Path) -> None:
     assert "splits ['train']" in caught.value.found and str(folder) in caught.value.fix
 
 
-def test_pictures_in_a_table_are_refused_by_the_name_of_their_column(tmp_path: Path) -> None:
+def test_pictures_in_a_table_are_refused_by_their_column_name(tmp_path: Path) -> None:
     import pyarrow as pa
 
     table = pa.table({"image": [{"bytes": b"\x89PNG", "path": "a.png"}]})

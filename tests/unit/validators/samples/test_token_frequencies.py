@@ -49,7 +49,7 @@ def test_without_padding_every_number_is_a_token() -> None:
     assert ours["surprisal"][0] == pytest.approx(-math.log(0.5), abs=1e-6)
 
 
-def test_draws_of_one_distribution_are_equally_usual_and_those_of_another_are_not() -> None:
+def test_like_draws_are_equally_usual_and_unlike_ones_are_not() -> None:
     def draw(n: int, seed: int, shift: int = 0) -> np.ndarray:
         return np.random.default_rng(seed).zipf(1.5, (n, 20)).clip(max=20_000) + shift
 
