@@ -16,7 +16,7 @@ from flows.docs.reference_commands import command_page
 from flows.docs.reference_models import model_page, table
 from flows.docs.schemas import schema_of
 from tasks.measure.metrics.catalog import Options, named_metric
-from tasks.measure.metrics.text_errors import Decoder
+from tasks.measure.metrics.texts import Decoder
 from validators import errors
 from validators.errors import CandidateRefused, JobError, QuantgateError
 from validators.gates.catalog import GATES, LATER_GATES, Gate

@@ -166,14 +166,18 @@ def ratio_of_sums(
     name: str,
     rows: Callable[[Outputs, Labels | None, Outputs | None], Rows],
     expects: Callable[[TensorSpec, tuple[int, ...]], LabelSpec],
-    losses: Callable[[Rows], Vector],
     *,
     version: str,
     **facts: Any,
 ) -> Metric:
     """Return the metric `mean_of_ratios` of rows of numerators, then denominators, `(n, 2 k)`; nothing right gives 0."""
     facts |= {"version": version, "without": ratios_without, "wrong": _without_success}
-    return Metric(name, rows, mean_of_ratios, expects, losses, **facts)
+    return Metric(name, rows, mean_of_ratios, expects, _missing, **facts)
+
+
+def _missing(rows: Rows) -> Vector:
+    above, below = np.split(rows, 2, axis=1)
+    return np.asarray((below - above).sum(axis=1), np.float64)
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

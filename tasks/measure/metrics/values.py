@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.areas import midranks, moved_rows, order_codes
 from tasks.measure.metrics.chance import of_constant, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
@@ -24,7 +25,6 @@ from tasks.measure.metrics.metric import (
     misfit,
     values_a_sample,
 )
-from tasks.measure.metrics.ranks import midranks, moved_rows, order_codes
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
