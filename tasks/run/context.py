@@ -15,10 +15,10 @@ from tasks.run.log_redaction import redact_logs
 from tasks.run.settings import make_state_folder, state_folder, store_place, tracking_uri
 from tasks.runtimes.libraries import copy_library, find_library
 from tasks.storage.files import remove_leftovers
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import Locks
-from tasks.storage.places import open_locks, open_store
 from tasks.storage.product import Product
-from tasks.storage.store import Store
+from tasks.storage.store import Store, open_store
 from validators.job.job import Job
 from validators.job.job_data import OperatorLibrary
 from validators.records.libraries import Libraries, Library

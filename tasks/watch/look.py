@@ -16,14 +16,19 @@ from tasks.run.context import Run, log
 from tasks.runtimes.runner import open_runner
 from tasks.trials.materials import prepared_product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
+from validators.calibration.disjoint import compare_disjoint
+from validators.calibration.evidence import see
+from validators.calibration.model_view import ModelView
+from validators.digests import digest_samples
 from validators.errors import CandidateRefused, DataError
+from validators.job.job_data import CalibrationBounds
 from validators.job.job_watch import Watch
 from validators.job.metric_facts import metric_facts
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
+from validators.samples.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.targets import facts_of_provider
 
 
@@ -82,11 +87,50 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Lo
                 fixed_batch=watched.batch_axis,
                 seed=run.job.seed,
             )
-    drift = find_drift(calibration, traffic, view, bounds, seed=run.job.seed)
-    drifts = float(bool(drift.signs))
+    signs, figures = find_drift(calibration, traffic, view, bounds, seed=run.job.seed)
+    drifts = float(bool(signs))
     evidence = weigh(np.array([drifts]), DRIFT_BY_CHANCE, DRIFT_STAKES)
-    signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(drift.signs) or "no sign of drift")
-    return LookFindings((signal,), drift.figures | {"drift": drifts}, ())
+    signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(signs) or "no sign of drift")
+    return LookFindings((signal,), figures | {"drift": drifts}, ())
+
+
+def find_drift(
+    calibration: Samples, traffic: Samples, view: ModelView | None, bounds: CalibrationBounds, *, seed: int
+) -> tuple[list[str], dict[str, float]]:
+    """Return the signs that recent traffic drifted from the calibration samples, in words, and the figures behind them by name.
+
+    The checks are those of step 3, without those of the data file; a sign is a finding that refuses calibration data there.
+    The signs are: a statistic with both its population stability index and its Kolmogorov-Smirnov p-value beyond their bounds;
+    discrepancy and p-value in the model's representation both beyond theirs; too few requests near a calibration sample there.
+    `view` is the model's view of both, or None if the model did not run.
+
+    Raises:
+        DataError: an input of the traffic has a finite value in no sample.
+    """
+    # The champion's calibration samples exclude its evaluation data, which resembles the traffic.
+    compared = compare_disjoint(calibration, traffic, digest_samples(traffic.inputs), bounds, seed, is_evaluation=True)
+    signs: list[str] = []
+    figures: dict[str, float] = {}
+    for one in compared.comparisons:
+        counts = count_in_bins(compared.statistics[one.statistic], one.edges)
+        above_chance = measure_psi(counts, one.reference_counts) - expect_psi_by_chance(counts, one.reference_counts)
+        figures["psi_max"] = max(figures.get("psi_max", 0.0), above_chance)
+        figures["drift_p_value"] = min(figures.get("drift_p_value", 1.0), one.p_value)
+        found = find_signs(
+            counts, one.reference_counts, one.p_value, max_psi=bounds.max_psi, min_p_value=bounds.min_drift_p_value
+        )
+        if len(found) > 1:
+            signs.append(f"{one.statistic}: PSI {above_chance:.2f} above chance, p-value {one.p_value:.2g}")
+    seen = see(view, bounds, seed) if view else None
+    if seen is None:
+        return signs, figures
+    likeness, share = seen.likeness, seen.cover.share
+    figures |= {"mmd": likeness.mmd, "mmd_p_value": likeness.p_value, "embedding_coverage": share}
+    if likeness.p_value < bounds.min_drift_p_value and likeness.mmd > bounds.max_mmd:
+        signs.append(f"{seen.view.tensor}: squared discrepancy {likeness.mmd:.3g}, p-value {likeness.p_value:.2g}")
+    if share < bounds.min_embedding_coverage:
+        signs.append(f"{seen.view.tensor}: {share:.1%} of the requests have a calibration sample near them")
+    return signs, figures
 
 
 def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:

@@ -15,7 +15,7 @@ from tasks.evidence.target_inventory import take_target_inventory
 from tasks.run.context import Run, log, start_run
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.blobs import is_address
-from tasks.storage.places import open_store
+from tasks.storage.store import open_store
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from tasks.trials.gather import trial_of
 from tasks.trials.judge import rank_passing

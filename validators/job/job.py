@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
 from validators.job.candidate_name import TargetName, decode
-from validators.job.job_approval import ApprovalRule
 from validators.job.job_data import CalibrationBounds, Data, InputSettings, OperatorLibrary, TextDecoding
 from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
@@ -51,6 +50,16 @@ class Confirmation(Settings):
     candidates: Annotated[int, Field(ge=1, le=20)] = 3
     """Most candidates to judge on those samples, best first, until one passes. They share the error that `gates.confidence`
     allows."""
+
+
+class ApprovalRule(Settings):
+    """Rule for approval of the winner by a person before promotion."""
+
+    required: bool = False
+    """Suspend the run before promotion until a person approves or rejects the winner, in the Prefect UI or by `quantgate
+    approve` and `quantgate reject`. Needs a run of a deployment. See docs/approval.md."""
+    expires_hours: Annotated[float, Field(gt=0, le=720)] = 72.0
+    """Hours to wait for an answer. Then the run ends and promotes nothing."""
 
 
 class Job(Settings):
