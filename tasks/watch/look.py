@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.activations import Ranges, open_tapped, view_samples
-from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics.values import signal_and_noise
 from tasks.measure.taps import find_taps, taps_of
 from tasks.run.context import Run, log
@@ -26,7 +26,6 @@ from validators.errors import CandidateRefused, DataError
 from validators.job.job_data import CalibrationBounds
 from validators.job.job_watch import Watch
 from validators.job.metric_facts import metric_facts
-from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
 from validators.samples.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.targets import facts_of_provider
@@ -62,11 +61,6 @@ def _joined(before: LookFindings, found: LookFindings | None) -> LookFindings:
     return LookFindings(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
 
 
-def _settings(run: Run) -> SessionSettings:
-    threads = run.job.measurement.points[0].threads or usable_cores()
-    return SessionSettings.reference(threads, libraries=run.libraries)
-
-
 def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
     """Compare the traffic with the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
@@ -76,7 +70,7 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Lo
     if bounds.model_samples:
         with open_tapped(
             watched.source.onnx_path,
-            _settings(run),
+            run.reference_session,
             lambda graph: find_taps(graph, watched.output.name, bounds.representation),
         ) as tapped:
             view = view_samples(
@@ -139,7 +133,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
         return None
     prepared = run.store.make(prepared_product(run, watched.source, take_inventory(run.job.target)))[0]
     with open_tapped(
-        prepared, _settings(run), lambda graph: taps_of(graph, watched.output.name, watched.ranges)
+        prepared, run.reference_session, lambda graph: taps_of(graph, watched.output.name, watched.ranges)
     ) as tapped:
         names = [tap.tensor for tap in tapped.taps.watched]
         fixed = [watched.ranges[name] for name in names]
@@ -181,7 +175,7 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     output = watched.output.name
     alike = []
     with (
-        open_runner(watched.source.onnx_path, _settings(run)) as source,
+        open_runner(watched.source.onnx_path, run.reference_session) as source,
         open_runner(variant.loaded, variant.session.without_spinning()) as champion,
     ):
         for batch in traffic.batches(watched.batch_axis or EVALUATION_BATCH_SIZE):

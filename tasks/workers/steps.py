@@ -64,10 +64,6 @@ def try_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baselin
         return trial_of(name, timed.result(raise_on_failure=False))
 
 
-def _may_measure_beside_fp16(_run: Run, trials: tuple[Trial, ...]) -> bool:
-    return can_measure_beside_fp16(trials)
-
-
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
     return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
 
@@ -95,7 +91,14 @@ def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | Non
 _TRIALS = tuple[Trial, ...]
 BASELINE = Step("baseline", measure_baseline, (), Accuracy)
 CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
-BESIDE_FP16 = Step("fp16", measure_beside_fp16, (_TRIALS,), _TRIALS, times=True, needed=_may_measure_beside_fp16)
+BESIDE_FP16 = Step(
+    "fp16",
+    measure_beside_fp16,
+    (_TRIALS,),
+    _TRIALS,
+    times=True,
+    needed=lambda _, trials: can_measure_beside_fp16(trials),
+)
 RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
 CONFIRMATION = Step(
     "confirmation", confirm_winner, (Accuracy, _TRIALS), ConfirmedTrials, times=True, needed=_may_confirm
