@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.by_task.detection import COLUMNS
 from tasks.measure.metrics.catalog import Options, named_metric
+from tasks.measure.metrics.detection import COLUMNS
 from tasks.measure.metrics.metric import Metric, Rows
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from validators.job.job_data import TextDecoding
 
 Array = NDArray[Any]

@@ -20,7 +20,7 @@ import typer
 from calibration_figures import save, share
 from metric_errors_draws import Array, Drawn, metric_of, rows_of
 
-from tasks.measure.metrics.by_task.detection import COLUMNS
+from tasks.measure.metrics.detection import COLUMNS
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.user_metric import user_metric

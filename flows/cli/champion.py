@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from flows.cli.console import prepared, target_option
+from flows.cli.console import ended, prepared, target_option
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
 from validators.records.answer import CommandAnswer, Table
 
@@ -113,7 +112,7 @@ def watch(
     # Reject a wrong name before Prefect starts, which takes seconds.
     watched_jobs(job)
 
-    state = _ended(lambda: flow(job, return_state=True))
+    state = ended(flow(job, return_state=True))
     code = EXIT_OK if state.is_completed() else EXIT_INFRASTRUCTURE
     return CommandAnswer({"looks": state.result(raise_on_failure=False)}, (state.message,), code)
 
@@ -137,16 +136,7 @@ def retention(
     prepared()
     from flows.retention import retention as flow
 
-    state = _ended(lambda: flow(keep_versions, older_than_days, delete, return_state=True))
+    state = ended(flow(keep_versions, older_than_days, delete, return_state=True))
     goes = [fate for fate in state.result().fates if fate.goes]
     lines = [f"{fate.kind:9}{fate.name}: {fate.reason}" for fate in goes]
     return CommandAnswer({"deleted": delete, "goes": goes, "told": state.message}, (*lines, state.message))
-
-
-def _ended(flow: Callable[[], Any]) -> Any:
-    """Return the state that a flow ended in, or re-raise the flow's exception."""
-    state = flow()
-    found = state.result(raise_on_failure=False)
-    if isinstance(found, BaseException):
-        raise found
-    return state

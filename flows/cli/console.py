@@ -167,6 +167,14 @@ def interrupted() -> Interrupted:
     )
 
 
+def ended(state: Any) -> Any:
+    """Return the state that a flow ended in, or re-raise the flow's exception."""
+    found = state.result(raise_on_failure=False)
+    if isinstance(found, BaseException):
+        raise found
+    return state
+
+
 def command_line() -> str:
     """Return the present command in shell syntax."""
     return shlex.join(["quantgate", *sys.argv[1:]])

@@ -14,7 +14,7 @@ import httpx
 from flows.service.describe import Rows, target_rows
 from tasks.measure.inventory import take_inventory
 from tasks.run.settings import database_file, registry_uri, state_folder, tracking_uri
-from tasks.storage.files import delete, find_leftovers, last_written
+from tasks.storage.files import delete, existing, find_leftovers, last_written
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK, InfrastructureError
 from validators.records.answer import CommandAnswer, Table
 from validators.redact import redact
@@ -55,7 +55,7 @@ def diagnose_lightly() -> CommandAnswer:
     """
     state = state_folder()
     facts = _surroundings(state)
-    there = _first_folder(state)
+    there = existing(state)
     usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     if not usable:
         facts["state"] = f"{state} is not writable: set QUANTGATE_STATE, or correct its permissions"
@@ -109,13 +109,8 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _first_folder(state: Path) -> Path:
-    """Return the state folder, or its nearest parent that exists."""
-    return next(folder for folder in (state, *state.parents) if folder.exists())
-
-
 def _disk(state: Path) -> str:
-    usage = shutil.disk_usage(_first_folder(state))
+    usage = shutil.disk_usage(existing(state))
     return f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB"
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.cli.console import err, interrupted, prepared, tell_error, unexpected
+from flows.cli.console import ended, err, interrupted, prepared, tell_error, unexpected
 from flows.cli.progress import show_progress
 from flows.cli.results import Files, result_parts, write_files
 from tasks.run.settings import state_folder
@@ -190,7 +190,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
         with show_progress(err, job):
             flow = load()
             with on_server():
-                result = _result_of(flow(job))
+                result: Result = ended(flow(job)).result()
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, files, job, clock)
     seconds = result.seconds
@@ -218,14 +218,6 @@ def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None
     result = conclude_error(job, error, clock)
     write_files(result, files)
     return CommandAnswer(result, (), error.exit_code)
-
-
-def _result_of(state: Any) -> Result:
-    """Return the flow's result document, or re-raise the flow's exception."""
-    found = state.result(raise_on_failure=False)
-    if isinstance(found, BaseException):
-        raise found
-    return cast("Result", found)
 
 
 def _check_folders(files: Files) -> None:

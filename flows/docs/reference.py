@@ -13,10 +13,10 @@ from typing import get_args
 
 from flows.cli.run import EXIT_CODES
 from flows.docs.reference_commands import command_page
-from flows.docs.reference_models import model_page, table
+from flows.docs.reference_models import model_page, table, unwrapped
 from flows.docs.schemas import schema_of
 from tasks.measure.metrics.catalog import Options, named_metric
-from tasks.measure.metrics.text_errors import Decoder
+from tasks.measure.metrics.texts import Decoder
 from validators import errors
 from validators.errors import CandidateRefused, JobError, QuantgateError
 from validators.gates.catalog import GATES, LATER_GATES, Gate
@@ -99,7 +99,7 @@ def metric_page() -> str:
         rows.append((f"`{name}`", better, judged, *(_labels(name, *output) for output in _OUTPUTS.values())))
     text = [
         "# Metrics",
-        f"`metric` of a job. {_line(Job.model_fields['metric'].description)}",
+        f"`metric` of a job. {unwrapped(Job.model_fields['metric'].description)}",
         "The table lists the labels that each metric takes, by the shape of the output. An empty cell means that the metric "
         "does not fit that output.",
         "\n".join(table(("metric", "better", "drops", *(f"`{shape}`" for shape in _OUTPUTS)), rows)),
@@ -113,7 +113,7 @@ def gate_page() -> str:
     rows = []
     for gate in (*GATES, *LATER_GATES):
         field = Gates.model_fields[gate.key] if gate.key else None
-        told = " ".join([gate.about, _line(field.description) if field else ""]).strip()
+        told = " ".join([gate.about, unwrapped(field.description) if field else ""]).strip()
         default = f"`{_plain(field.default)}`" if field else "always on"
         again = "yes" if isinstance(gate, Gate) and gate.is_confirmed else "no"
         key = f"`gates.{gate.key}`" if gate.key else ""
@@ -194,11 +194,7 @@ def _kinds(kind: type[QuantgateError]) -> list[type[QuantgateError]]:
 
 def _sentence(documented: object) -> str:
     """Return the first paragraph of a docstring on one line."""
-    return _line((documented.__doc__ or "").split("\n\n", 1)[0])
-
-
-def _line(text: str | None) -> str:
-    return " ".join((text or "").split())
+    return unwrapped((documented.__doc__ or "").split("\n\n", 1)[0])
 
 
 def _plain(value: object) -> str:

@@ -29,7 +29,7 @@ def model_page(title: str, lead: str, schema: Schema) -> str:
     while waiting:
         path, part = waiting.pop(0)
         heading = (
-            f"## `{path}` {{ #{anchor(path)} }}\n\n{_line(part.get('description', ''))}\n" if path else "## Keys\n"
+            f"## `{path}` {{ #{anchor(path)} }}\n\n{unwrapped(part.get('description', ''))}\n" if path else "## Keys\n"
         )
         rows = []
         for key, field in part.get("properties", {}).items():
@@ -39,7 +39,7 @@ def model_page(title: str, lead: str, schema: Schema) -> str:
                     f"`{key}`",
                     _type(field, schema, dict(below)),
                     _default(field, key, part),
-                    _line(field.get("description", "")),
+                    unwrapped(field.get("description", "")),
                 )
             )
             waiting += [(where, schema["$defs"][name]) for name, where in below if where not in seen]
@@ -110,5 +110,6 @@ def _default(field: Schema, key: str, part: Schema) -> str:
     return f"`{default if isinstance(default, str) and default else json.dumps(default, ensure_ascii=False)}`"
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def unwrapped(text: str | None) -> str:
+    """Return a text on one line; empty for None."""
+    return " ".join((text or "").split())

@@ -15,8 +15,8 @@ from tasks.registry.mlflow_registry import connect, registry_call, warn_of_local
 from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
 from tasks.run.step import step
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import HeldLock
-from tasks.storage.places import open_locks
 from validators.errors import CandidateRefused, ChampionMoved, InfrastructureError, JobError, VersionUnsound
 from validators.records.journal import ROLLED_BACK, RolledBack, now, predecessors, read_rolled_back, tag_of
 

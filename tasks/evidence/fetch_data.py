@@ -23,20 +23,11 @@ _FOLDER = "data"
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """Local copy of an object, or of all below a prefix; `version` is the server's version of it, its ETag, or a digest of all
-    ETags.
-    """
-
-    path: Path
-    version: str
-
-
-@dataclass(frozen=True)
 class LocalData:
-    """A data file or folder that can be read as arrays; `digest` is that of the files it was made from, if it was made.
+    """Data on this machine: a file, or a folder.
 
-    Data that were fetched have the address that they come from, and its version.
+    `digest` is that of the files from which a folder of arrays was made. `uri` and `version` are those of data from S3: the
+    server's version of an object, its ETag, or a digest of all ETags below a prefix.
     """
 
     path: Path
@@ -52,15 +43,11 @@ def local_data(run: Run, place: Path | S3Uri, role: str) -> LocalData:
         DataError: the place does not exist or cannot be read, or `data.read` fails on one of its files.
         InfrastructureError: the S3 server does not answer, or the disk is full.
     """
-    if isinstance(place, S3Uri):
-        fetched = fetch_data(run.state, place, role)
-        found = LocalData(fetched.path, uri=str(place), version=fetched.version)
-    else:
-        found = LocalData(place)
+    found = fetch_data(run.state, place, role) if isinstance(place, S3Uri) else LocalData(place)
     if run.job.data.read is None or not found.path.is_dir():
         return found
-    read = read_folder(run, found.path, role)
-    return replace(found, path=read.path, digest=read.digest)
+    path, digest = read_folder(run, found.path, role)
+    return replace(found, path=path, digest=digest)
 
 
 def load_place(run: Run, place: Path | S3Uri, inputs: tuple[TensorSpec, ...] | Feeds, role: str) -> Samples:
@@ -85,7 +72,7 @@ def load_place(run: Run, place: Path | S3Uri, inputs: tuple[TensorSpec, ...] | F
     return replace(samples, file=replace(samples.file, uri=found.uri, version=found.version))
 
 
-def fetch_data(state: Path, uri: S3Uri, role: str) -> Fetched:
+def fetch_data(state: Path, uri: S3Uri, role: str) -> LocalData:
     """Return a local copy of the object, or a folder of all objects below the prefix, downloaded unless this version is here.
 
     Raises:
@@ -106,10 +93,10 @@ def fetch_data(state: Path, uri: S3Uri, role: str) -> Fetched:
             found = _download(s3, uri, state)
     except StorageRefused as error:
         raise DataError(found=f"{role} data: {error.found}", expected=error.expected, fix=error.fix) from error
-    return Fetched(_place(state, found), _version(found))
+    return LocalData(_place(state, found), uri=str(uri), version=_version(found))
 
 
-def _fetch_below(s3: S3, prefix: S3Uri, state: Path) -> Fetched | None:
+def _fetch_below(s3: S3, prefix: S3Uri, state: Path) -> LocalData | None:
     """Return a folder with the objects below a prefix, by the rest of their keys; None if there are none."""
     names = {}
     for found in s3.list(prefix):
@@ -136,7 +123,7 @@ def _fetch_below(s3: S3, prefix: S3Uri, state: Path) -> Fetched | None:
             _beside(place).write_text(_digest_of(folder), encoding="ascii")
             folder.replace(place)
         log.info("downloaded %d objects below %s", len(names), prefix)
-    return Fetched(place, version)
+    return LocalData(place, uri=str(prefix), version=version)
 
 
 def _changed(prefix: S3Uri, name: str) -> InfrastructureError:

@@ -10,7 +10,6 @@ from prefect.artifacts import create_link_artifact
 
 from tasks.evidence.sequences import one_call_each
 from tasks.measure.activations import open_tapped, view_samples
-from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import find_taps
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -19,7 +18,7 @@ from validators.calibration.judge import judge_calibration
 from validators.calibration.model_view import ModelView
 from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
-from validators.records.run import CalibrationVerdict, SessionSettings
+from validators.records.run import CalibrationVerdict
 from validators.samples.run_inputs import RunInputs
 
 
@@ -80,11 +79,10 @@ def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
     job, evidence = run.job, run_inputs.evidence
     calibration, reference = one_call_each(evidence.calibration), one_call_each(evidence.reference)
-    settings = SessionSettings.reference(job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
     try:
         with open_tapped(
             run_inputs.source.onnx_path,
-            settings,
+            run.reference_session,
             lambda graph: find_taps(graph, evidence.output.name, job.calibration.representation),
         ) as watch:
             return view_samples(

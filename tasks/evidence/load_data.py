@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,14 +16,13 @@ from tasks.evidence.fetch_data import load_place
 from tasks.evidence.hugging_face import check_context
 from tasks.evidence.sequences import split_sequences
 from tasks.measure.continuations import prompt_rows
-from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.drops import check_value_gates
 from tasks.measure.metrics.metric import Metric
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.run.user_functions import job_hooks, job_metric, job_step, keeps_noise
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
-from validators.errors import DataError, JobError, SourceError
+from validators.errors import CandidateRefused, DataError, JobError, SourceError
 from validators.gates.accuracy import check_gates_can_be_met
 from validators.gates.agreement import check_agreement_can_be_met
 from validators.gates.verdict_rules import confidence_of_each
@@ -67,8 +66,7 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    settings = SessionSettings.reference(job.measurement.points[0].threads or usable_cores(), libraries=run.libraries)
-    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
+    with _source_errors(source), open_session(source.onnx_path, run.reference_session) as session:
         feeds, output, batch_axis = _describe(job, source, session)
         calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
         evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
@@ -242,7 +240,7 @@ def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | 
         SourceError: the runtime does not load the source.
     """
     settings = SessionSettings.reference(1, libraries=run.libraries)
-    with _SourceErrors(source), open_session(source.onnx_path, settings) as session:
+    with _source_errors(source), open_session(source.onnx_path, settings) as session:
         return _describe(run.job, source, session)
 
 
@@ -281,32 +279,25 @@ def load_file(run: Run, role: Role, place: Path | S3Uri, feeds: Feeds, source: S
     return split_sequences(samples, source, run.libraries, role=role) if feeds.states else samples
 
 
-class _SourceErrors:
-    """Context manager that turns the runtime's refusals into errors of the source or its data."""
+@contextmanager
+def _source_errors(source: Source) -> Iterator[None]:
+    """Turn the runtime's refusals into errors of the source or its data."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
-
-        from validators.errors import CandidateRefused
-
-        if isinstance(error, CandidateRefused):
-            raise SourceError(
-                found=f"{self._source.uri}: {error.found}",
-                expected="a model that ONNX Runtime loads and runs",
-                fix="load and run the model in ONNX Runtime alone first",
-            ) from error
-        if isinstance(error, Fail | InvalidArgument | RuntimeException):
-            raise DataError(
-                found=f"{self._source.uri} fails on the first evaluation samples: {str(error).splitlines()[0][:300]}",
-                expected="samples that the model runs on",
-                fix="check the shapes and values of the evaluation data",
-            ) from error
+    try:
+        yield
+    except CandidateRefused as error:
+        raise SourceError(
+            found=f"{source.uri}: {error.found}",
+            expected="a model that ONNX Runtime loads and runs",
+            fix="load and run the model in ONNX Runtime alone first",
+        ) from error
+    except (Fail, InvalidArgument, RuntimeException) as error:
+        raise DataError(
+            found=f"{source.uri} fails on the first evaluation samples: {str(error).splitlines()[0][:300]}",
+            expected="samples that the model runs on",
+            fix="check the shapes and values of the evaluation data",
+        ) from error
 
 
 def _judged_output(name: str | None, outputs: tuple[TensorSpec, ...]) -> TensorSpec:

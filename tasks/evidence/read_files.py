@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,16 +26,10 @@ LOG_SECONDS = 10.0
 TEXT = "text"
 
 
-@dataclass(frozen=True)
-class ReadFolder:
-    """The arrays of a folder's files: a folder with one `.npy` file each, and the digest of what they were made from."""
+def read_folder(run: Run, folder: Path, role: str) -> tuple[Path, str]:
+    """Return a folder of one `.npy` file for each array that `data.read` makes of a folder, or column of its table.
 
-    path: Path
-    digest: str
-
-
-def read_folder(run: Run, folder: Path, role: str) -> ReadFolder:
-    """Return the arrays that `data.read` makes of the files of a folder, with the columns of the folder's table.
+    The second value is the digest of the files and the function that they were made from.
 
     The function is called with the path of one file at a time, in the order of the table or, without one, of the names, and
     returns a dictionary of arrays or values, all of which have the same names, shapes and dtypes for every file. Arrays are
@@ -67,7 +60,7 @@ def read_folder(run: Run, folder: Path, role: str) -> ReadFolder:
             # Another process may have been faster.
             if not kept.is_dir():
                 Path(made, "whole").rename(kept)
-    return ReadFolder(kept, digest)
+    return kept, digest
 
 
 def _list_files(folder: Path, role: str) -> tuple[list[str], Arrays, Path | None]:

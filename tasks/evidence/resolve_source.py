@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -41,13 +41,8 @@ from validators.untrusted.paths import inside
 from validators.untrusted.s3_uris import S3Uri
 from validators.untrusted.torch_program import check_program
 
-
-@dataclass(frozen=True)
-class _Version:
-    name: str
-    version: str
-    run_id: str | None
-    created: int
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 
 @step("resolve source")
@@ -93,7 +88,7 @@ def _from_registry(run: Run) -> Source:
     version = _find_version(run)
     uri = f"models:/{version.name}/{version.version}"
     # A decoder becomes another graph for an engine that generates.
-    inputs = (registry_uri(run.tracking_uri), uri, version.created, *([DECODER] if _generates(run) else []))
+    inputs = (registry_uri(run.tracking_uri), uri, version.creation_timestamp, *([DECODER] if _generates(run) else []))
 
     def fetch(folder: Path) -> Source:
         from mlflow.artifacts import download_artifacts
@@ -106,7 +101,7 @@ def _from_registry(run: Run) -> Source:
     return replace(source, uri=run.job.source)
 
 
-def _find_version(run: Run) -> _Version:
+def _find_version(run: Run) -> ModelVersion:
     match = MODEL_URI.fullmatch(run.job.source)
     if match is None:
         raise SourceError(
@@ -115,20 +110,20 @@ def _find_version(run: Run) -> _Version:
             fix="correct `source`",
         )
     with connect(run.tracking_uri) as client:
-        found = named_version(client, match)
+        found: ModelVersion = named_version(client, match)
     if found.status != "READY":
         raise SourceError(
             found=f"{run.job.source} in state {found.status}: {found.status_message or 'no message'}",
             expected="state READY",
             fix="wait for the registration to finish, or register the model again",
         )
-    return _Version(found.name, str(found.version), found.run_id or None, found.creation_timestamp)
+    return found
 
 
-def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run) -> Source:
+def _read_model(model: Path, folder: Path, uri: str, version: ModelVersion, run: Run) -> Source:
     """Find the ONNX file of a downloaded MLflow model, or convert the model."""
     flavors = flavors_of(model, uri)
-    base = Source(uri, version.name, version.version, "", folder / "model.onnx", "onnx", version.run_id)
+    base = Source(uri, version.name, str(version.version), "", folder / "model.onnx", "onnx", version.run_id or None)
     if "onnx" in flavors and not _generates(run):
         path = inside(model, str(flavors["onnx"].get("data")), said_by="MLmodel")
         parity = _gather(run, path / "model.onnx" if path.is_dir() else path, base.onnx_path)
@@ -137,7 +132,7 @@ def _read_model(model: Path, folder: Path, uri: str, version: _Version, run: Run
     flavor = flavor_of(flavors, uri)
     if _generates(run):
         return _read_decoder(model, folder, flavors[flavor] if flavor == "transformers" else None, base, run)
-    allowed = may_unpickle(version.name, version.version)
+    allowed = may_unpickle(version.name, str(version.version))
     original = _original(run, model, flavor, flavors[flavor], uri, allowed)
     parity = convert(original, base.onnx_path, lambda inputs: _parity_samples(run, inputs))
     if flavor == "sklearn":

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from tasks.evidence.load_data import describe_source, load_file
 from tasks.measure.activations import ActivationWatch, open_tapped
-from tasks.measure.inventory import usable_cores
 from tasks.measure.taps import Taps, find_taps
 from tasks.ptq.calibrate.selection import choose_samples
 from tasks.run.context import Run, log
@@ -22,7 +21,7 @@ from validators.calibration.model_view import Embeddings, draw_rows, usable_rows
 from validators.calibration.representation import covered_share, measure_distances, project
 from validators.digests import digest_samples
 from validators.errors import DataError, JobError
-from validators.records.run import SessionSettings, Source
+from validators.records.run import Source
 from validators.samples.datasets import Samples
 from validators.samples.near_duplicates import find_near_duplicates
 
@@ -67,14 +66,11 @@ def suggest_calibration_data(run: Run, source: Source, pool_path: Path, size: in
             expected=f"at least {size}",
             fix="use a larger pool or a smaller --size",
         )
-    settings = SessionSettings.reference(
-        run.job.measurement.points[0].threads or usable_cores(), libraries=run.libraries
-    )
 
     def choose_taps(graph: onnx.GraphProto) -> Taps:
         return replace(find_taps(graph, output.name, run.job.calibration.representation), watched=())
 
-    with run.clock.work("run the pool"), open_tapped(source.onnx_path, settings, choose_taps) as watch:
+    with run.clock.work("run the pool"), open_tapped(source.onnx_path, run.reference_session, choose_taps) as watch:
         embedded = _embed(watch, pool, rows, batch_axis)
         reference = embedded.vectors
         if traffic is not None:

@@ -28,7 +28,6 @@ from validators.errors import CandidateRefused, DataError, InfrastructureError, 
 from validators.graph.source_graph import check_source_graph
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, Feed, Samples, TensorSpec
-from validators.untrusted.torch_program import check_program
 
 log = logging.getLogger("quantgate")
 
@@ -69,24 +68,6 @@ class Original:
         """Size of the file, or of all files in the folder."""
         files = self.path.rglob("*") if self.path.is_dir() else [self.path]
         return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def export_program(
-    program: Path,
-    onnx_path: Path,
-    samples: Callable[[tuple[TensorSpec, ...]], Samples],
-    *,
-    trusted: bool = False,
-) -> float:
-    """Export a `.pt2` program to `onnx_path` and return the largest absolute difference of their outputs.
-
-    `trusted` skips `check_program`; programs that it would refuse need the operator's permission. The rest is as in `convert`.
-    """
-    if not trusted:
-        check_program(program)
-    found = convert(Original("program", program), onnx_path, samples)
-    assert found is not None
-    return found
 
 
 def convert(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.job.job_measurement import OperatingPoint
 from validators.samples.datasets import Arrays, Feed
 from validators.samples.run_inputs import Evidence
+
+if TYPE_CHECKING:
+    from validators.job.job_measurement import OperatingPoint
 
 # Bounds of the different requests of one measurement, whose process holds all of them.
 MOST_REQUESTS = 64

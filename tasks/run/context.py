@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.patience import RunPatience
 from tasks.run.clock import Clock
 from tasks.run.footprint import Footprint
@@ -15,13 +16,14 @@ from tasks.run.log_redaction import redact_logs
 from tasks.run.settings import make_state_folder, state_folder, store_place, tracking_uri
 from tasks.runtimes.libraries import copy_library, find_library
 from tasks.storage.files import remove_leftovers
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import Locks
-from tasks.storage.places import open_locks, open_store
 from tasks.storage.product import Product
-from tasks.storage.store import Store
+from tasks.storage.store import Store, open_store
 from validators.job.job import Job
 from validators.job.job_data import OperatorLibrary
 from validators.records.libraries import Libraries, Library
+from validators.records.run import SessionSettings
 
 log = logging.getLogger("quantgate")
 # Here, since every process that executes a step of a run imports this module.
@@ -56,6 +58,12 @@ class Run:
         object.__setattr__(
             self, "patience", RunPatience(self.job.measurement.patience_seconds / self.processes, log.info)
         )
+
+    @property
+    def reference_session(self) -> SessionSettings:
+        """Settings in which the source is computed for comparison, with the threads of the first measured point."""
+        threads = self.job.measurement.points[0].threads or usable_cores()
+        return SessionSettings.reference(threads, libraries=self.libraries)
 
     def time_for_candidates(self) -> AbstractContextManager[None]:
         """Return a context in which model passes are refused once the candidates' share of the budget is spent."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from tasks.measure.metrics.reduction import ReductionSize
+from tasks.storage.files import existing
 from tasks.storage.store import Store
 from validators.errors import BudgetExceeded
 from validators.job.job import Budgets
@@ -88,7 +89,9 @@ class Footprint:
     def disk_left(self) -> float:
         """Return the bytes that the run may still write: what `budgets.disk_mb` leaves, or what the disk has free."""
         allowed = self._budgets.disk_mb
-        return allowed * 1e6 - self._store.written_bytes if allowed else _free(self._store.root)
+        return (
+            allowed * 1e6 - self._store.written_bytes if allowed else shutil.disk_usage(existing(self._store.root)).free
+        )
 
     def _admit(self, kind: str, size: int) -> None:
         assert self._budgets.disk_mb is not None
@@ -144,9 +147,3 @@ def _machine_memory() -> int:
         with suppress(OSError, ValueError):  # "max" is no limit
             limits.append(int(path.read_text(encoding="ascii")))
     return min(limits)
-
-
-def _free(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.measure.metrics.user_code import UserFunction, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise

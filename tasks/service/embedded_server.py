@@ -6,7 +6,6 @@ Prefect starts its own temporary server with the first flow, and the command imp
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import subprocess
@@ -17,12 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tasks.run.settings import written_folders
-from tasks.service.processes import HOST, STOP_SECONDS, answers, die_with_parent
+from tasks.service.processes import HOST, READY_SECONDS, answers, die_with_parent, end
 from tasks.storage.files import check_room
 from validators.errors import InfrastructureError
-
-# The first start on a state folder creates the database.
-READY_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,8 @@ class _Server:
 
     def is_ready(self) -> bool:
         """Return True as soon as the server answers; False if it has ended, or does not answer in time."""
-        end = time.monotonic() + READY_SECONDS
-        while self.process.poll() is None and time.monotonic() < end:
+        until = time.monotonic() + READY_SECONDS
+        while self.process.poll() is None and time.monotonic() < until:
             if answers(self.port, "/api/health"):
                 return True
             time.sleep(0.05)
@@ -43,14 +39,6 @@ class _Server:
         """Return in words why it is not ready."""
         code = self.process.poll()
         return f"ended with code {code}" if code is not None else f"did not answer within {READY_SECONDS:.0f} s"
-
-    def stop(self) -> None:
-        """End the server."""
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(STOP_SECONDS)
-        self.process.kill()
-        self.process.wait()
 
 
 _started: list[_Server] = []
@@ -77,10 +65,9 @@ def start_server() -> None:
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
-    server = _Server(process, port)
-    _started.append(server)
+    _started.append(_Server(process, port))
     # Register before Prefect is imported: atexit handlers run in reverse order, and Prefect's still needs the server.
-    atexit.register(server.stop)
+    atexit.register(end, process)
 
 
 @contextmanager

@@ -8,18 +8,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.service.retention_policy import Policy, RetentionDecision, StoredItem, judge_things
+from tasks.service.retention_policy import Kind, Policy, RetentionDecision, StoredItem, judge_things
 from tasks.storage.files import last_written
 from tasks.storage.portable import references
 from tasks.storage.shared_entries import RECORD_FILE
 
 # Prefix of a folder that is being deleted, so that nobody reads a half-deleted entry.
 DELETING = ".deleting-"
+# Data were downloaded from S3; a run that needs one downloads it again.
+PATTERNS: dict[Kind, str] = {"data": "data/*", "report": "reports/*", "log": "logs/*", "lock": "locks/*.lock"}
 
 
 def find_things(state: Path) -> list[StoredItem]:
     """Return everything below the state folder that retention covers; names are paths below it."""
-    return [thing for part in (_store_things, _data, _reports, _logs, _locks) for thing in part(state)]
+    things = list(_store_things(state))
+    for kind, pattern in PATTERNS.items():
+        for place in sorted(state.glob(pattern)):
+            is_leftover = kind == "data" and place.name.startswith(".")
+            things.append(
+                StoredItem("leftover" if is_leftover else kind, str(place.relative_to(state)), last_written(place))
+            )
+    return things
 
 
 def _store_things(state: Path) -> Iterator[StoredItem]:
@@ -35,29 +44,6 @@ def _store_things(state: Path) -> Iterator[StoredItem]:
                 root = kind.parent.name
                 refers = frozenset(f"{root}/{other}/{digest}" for other, digest in named)
                 yield StoredItem("entry", name, record.stat().st_mtime, refers)
-
-
-def _data(state: Path) -> Iterator[StoredItem]:
-    """Yield the files that were downloaded from S3; a run that needs one downloads it again."""
-    for place in sorted(state.glob("data/*")):
-        yield StoredItem(
-            "leftover" if place.name.startswith(".") else "data", str(place.relative_to(state)), last_written(place)
-        )
-
-
-def _reports(state: Path) -> Iterator[StoredItem]:
-    for place in sorted(state.glob("reports/*")):
-        yield StoredItem("report", str(place.relative_to(state)), last_written(place))
-
-
-def _logs(state: Path) -> Iterator[StoredItem]:
-    for place in sorted(state.glob("logs/*")):
-        yield StoredItem("log", str(place.relative_to(state)), place.stat().st_mtime)
-
-
-def _locks(state: Path) -> Iterator[StoredItem]:
-    for place in sorted(state.glob("locks/*.lock")):
-        yield StoredItem("lock", str(place.relative_to(state)), place.stat().st_mtime)
 
 
 def delete_thing(state: Path, fate: RetentionDecision, policy: Policy) -> str:

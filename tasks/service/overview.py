@@ -11,8 +11,8 @@ from tasks.registry.champion_slot import TAG, ChampionSlot, place_of
 from tasks.registry.mlflow_registry import connect, pages, registry_call
 from tasks.run.exclusive_run import turn_name
 from tasks.run.settings import database_file, registry_uri, state_folder, store_place, tracking_uri
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import Locks
-from tasks.storage.places import open_locks
 from validators.errors import LockTaken
 from validators.records.journal import read_journal
 

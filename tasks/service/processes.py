@@ -20,6 +20,7 @@ import psutil
 from validators.errors import InfrastructureError
 
 HOST = "127.0.0.1"
+# The first start on a state folder creates databases.
 READY_SECONDS = 180.0
 STOP_SECONDS = 10.0
 # A program that dies more often than this within the window would not be repaired by another restart.
@@ -72,7 +73,7 @@ class Programs:
     def __exit__(self, *_: object) -> None:
         self._ends = True
         for _program, process in reversed(self.running.values()):
-            _end(process)
+            end(process)
         orphans = psutil.Process().children(recursive=True)
         for orphan in orphans:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -171,7 +172,8 @@ class Programs:
         return InfrastructureError(found=found, expected=expected, fix=f"read {self._log(program)}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads its group, with the group: by SIGTERM, and after a timeout by SIGKILL."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from prefect.artifacts import create_table_artifact
 
 from tasks.registry.champion_slot import place_of
 from tasks.registry.mlflow_registry import connect, pages, registry_call
@@ -25,8 +28,8 @@ from tasks.service.retention_policy import (
     judge_versions,
     name_of,
 )
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import Locks
-from tasks.storage.places import open_locks
 from validators.errors import LockTaken
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 # The name that a promotion passes to `mlflow.pyfunc.log_model`.
 LOGGED_NAME = "variant"
+# Nobody reads a longer table in the UI; the log of the flow run lists every deletion.
+MAX_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -182,3 +187,24 @@ def logged_variants(client: MlflowClient) -> list[LoggedModel]:
 
 def _logged(found: Any) -> LoggedModel:
     return LoggedModel(found.model_id, found.creation_timestamp / 1000, found.artifact_location)
+
+
+def publish_kept(kept: RetentionOutcome, *, deleted: bool) -> None:
+    """Publish the table of decisions, deletions first, as an artifact of the flow run."""
+    rows = [
+        {"what": fate.kind, "name": fate.name, "fate": "goes" if fate.goes else "stays", "why": fate.reason}
+        for fate in sorted(kept.fates, key=lambda fate: not fate.goes)
+    ]
+    if rows:
+        create_table_artifact(rows[:MAX_ROWS], key="retention", description=tell_kept(kept, deleted=deleted))
+
+
+def tell_kept(kept: RetentionOutcome, *, deleted: bool) -> str:
+    """Return a summary in one sentence."""
+    goes = Counter(fate.kind for fate in kept.fates if fate.goes)
+    counts = ", ".join(f"{count} x {kind}" for kind, count in sorted(goes.items())) or "nothing"
+    stays = sum(not fate.goes for fate in kept.fates)
+    if not deleted:
+        return f"may go: {counts}; {stays} stay; nothing was deleted"
+    left = f"; {len(kept.failed)} stay after all: {'; '.join(kept.failed[:5])}" if kept.failed else ""
+    return f"deleted {len(kept.deleted)} ({counts}){left}; {stays} stay"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.registry.mlflow_registry import connect, pages, registry_call, sent_once
 from tasks.run.settings import registry_uri, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
-
-if TYPE_CHECKING:
-    pass
 
 EVENT = "model_version.created"
 _PAGE = 100

@@ -86,9 +86,9 @@ def check_room(*folders: Path) -> None:
         StorageFull: the disk of a folder is read-only, or has less than `LEAST_FREE_MB` free.
     """
     for folder in folders:
-        if not os.access(_existing(folder), os.W_OK):
+        if not os.access(existing(folder), os.W_OK):
             raise _unwritable(folder, "read-only file system")
-        if shutil.disk_usage(_existing(folder)).free < 1e6 * LEAST_FREE_MB:
+        if shutil.disk_usage(existing(folder)).free < 1e6 * LEAST_FREE_MB:
             raise _unwritable(folder, "too little for a run")
 
 
@@ -97,7 +97,7 @@ def disk_error(error: BaseException, *folders: Path) -> StorageFull | None:
 
     The error names its own path if it has one, else the folder whose disk has the least space.
     """
-    folder = min(folders, key=lambda one: shutil.disk_usage(_existing(one)).free)
+    folder = min(folders, key=lambda one: shutil.disk_usage(existing(one)).free)
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, StorageFull):
@@ -112,7 +112,7 @@ def disk_error(error: BaseException, *folders: Path) -> StorageFull | None:
 
 
 def _unwritable(path: Path, why: str) -> StorageFull:
-    free_mb = shutil.disk_usage(_existing(path)).free / 1e6
+    free_mb = shutil.disk_usage(existing(path)).free / 1e6
     is_full = "read" not in why.lower()
     return StorageFull(
         found=f"no space left for {path} ({free_mb:.0f} MB free): {why}" if is_full else f"cannot write {path}: {why}",
@@ -122,7 +122,8 @@ def _unwritable(path: Path, why: str) -> StorageFull:
     )
 
 
-def _existing(path: Path) -> Path:
+def existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
     while not path.exists():
         path = path.parent
     return path

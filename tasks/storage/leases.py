@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.storage.blobs import NO_VERSION, Blobs
-from tasks.storage.locks import POLL_SECONDS, lock_key
+from tasks.storage.blobs import NO_VERSION, Blobs, open_blobs
+from tasks.storage.locks import POLL_SECONDS, FolderLocks, Locks, lock_key
 from validators.errors import InfrastructureError, LockLost, LockTaken, ObjectMissing
 
 log = logging.getLogger("quantgate")
@@ -202,3 +203,12 @@ class _HeldLease:
         except ObjectMissing:
             return ""
         return version if there is not None and there.token == self._told.token and not there.released else ""
+
+
+def open_locks(state: Path, where: str | None) -> Locks:
+    """Open the locks of all processes that share the state folder or the address.
+
+    Raises:
+        JobError: the address is invalid.
+    """
+    return FolderLocks(state / "locks") if where is None else Leases(open_blobs(f"{where}/locks", renewal_seconds()))

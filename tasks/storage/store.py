@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
+from tasks.storage.blobs import open_blobs
 from tasks.storage.files import MAKING, room_in
+from tasks.storage.leases import open_locks
 from tasks.storage.locks import Locks
 from tasks.storage.portable import pack, references, unpack, without_places
 from tasks.storage.product import Product
@@ -224,3 +226,17 @@ def _settle(folder: Path, place: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
+
+
+def open_store(state: Path, where: str | None) -> Store:
+    """Open the store in a state folder, or the one below an address with a local copy in the state folder.
+
+    Raises:
+        JobError: the address is invalid.
+    """
+    locks = open_locks(state, where)
+    if where is None:
+        return Store(state / "store", locks=locks)
+    # One cache folder per store address.
+    root = state / f"store-{digest_values(where)[:12]}"
+    return Store(root, shared=SharedEntries(open_blobs(f"{where}/store")), locks=locks)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.sequences import run_sequences
-from tasks.measure.answers import answer_windows, expected_texts, read_tokenizer
-from tasks.measure.continuations import Generator
+from tasks.measure.continuations import Generator, answer_windows, expected_texts, read_tokenizer
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs

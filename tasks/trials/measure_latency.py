@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.measure.inventory import usable_cores
-from tasks.measure.latency.contest import make_latency
+from tasks.measure.latency.compare import make_latency
 from tasks.measure.request import draw_requests
 from tasks.run.context import Run, log
 from tasks.run.progress_events import MEASURE, PROBE

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from tasks.engines.catalog import find_target
-from tasks.measure.kernel_costs import KernelCosts, make_kernel_costs
+from tasks.measure.coverage import KernelCosts, make_kernel_costs
 from tasks.ptq.build_variant import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import Run, log

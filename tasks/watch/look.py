@@ -9,21 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.activations import Ranges, open_tapped, view_samples
-from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics.values import signal_and_noise
 from tasks.measure.taps import find_taps, taps_of
 from tasks.run.context import Run, log
 from tasks.runtimes.runner import open_runner
 from tasks.trials.materials import prepared_product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.watch.drift import find_drift
 from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
+from validators.calibration.disjoint import compare_disjoint
+from validators.calibration.evidence import see
+from validators.calibration.model_view import ModelView
+from validators.digests import digest_samples
 from validators.errors import CandidateRefused, DataError
+from validators.job.job_data import CalibrationBounds
 from validators.job.job_watch import Watch
 from validators.job.metric_facts import metric_facts
-from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
+from validators.samples.drift import count_in_bins, expect_psi_by_chance, find_signs, measure_psi
 from validators.targets import facts_of_provider
 
 
@@ -57,11 +61,6 @@ def _joined(before: LookFindings, found: LookFindings | None) -> LookFindings:
     return LookFindings(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
 
 
-def _settings(run: Run) -> SessionSettings:
-    threads = run.job.measurement.points[0].threads or usable_cores()
-    return SessionSettings.reference(threads, libraries=run.libraries)
-
-
 def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
     """Compare the traffic with the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
@@ -71,7 +70,7 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Lo
     if bounds.model_samples:
         with open_tapped(
             watched.source.onnx_path,
-            _settings(run),
+            run.reference_session,
             lambda graph: find_taps(graph, watched.output.name, bounds.representation),
         ) as tapped:
             view = view_samples(
@@ -82,11 +81,50 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Lo
                 fixed_batch=watched.batch_axis,
                 seed=run.job.seed,
             )
-    drift = find_drift(calibration, traffic, view, bounds, seed=run.job.seed)
-    drifts = float(bool(drift.signs))
+    signs, figures = find_drift(calibration, traffic, view, bounds, seed=run.job.seed)
+    drifts = float(bool(signs))
     evidence = weigh(np.array([drifts]), DRIFT_BY_CHANCE, DRIFT_STAKES)
-    signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(drift.signs) or "no sign of drift")
-    return LookFindings((signal,), drift.figures | {"drift": drifts}, ())
+    signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(signs) or "no sign of drift")
+    return LookFindings((signal,), figures | {"drift": drifts}, ())
+
+
+def find_drift(
+    calibration: Samples, traffic: Samples, view: ModelView | None, bounds: CalibrationBounds, *, seed: int
+) -> tuple[list[str], dict[str, float]]:
+    """Return the signs that recent traffic drifted from the calibration samples, in words, and the figures behind them by name.
+
+    The checks are those of step 3, without those of the data file; a sign is a finding that refuses calibration data there.
+    The signs are: a statistic with both its population stability index and its Kolmogorov-Smirnov p-value beyond their bounds;
+    discrepancy and p-value in the model's representation both beyond theirs; too few requests near a calibration sample there.
+    `view` is the model's view of both, or None if the model did not run.
+
+    Raises:
+        DataError: an input of the traffic has a finite value in no sample.
+    """
+    # The champion's calibration samples exclude its evaluation data, which resembles the traffic.
+    compared = compare_disjoint(calibration, traffic, digest_samples(traffic.inputs), bounds, seed, is_evaluation=True)
+    signs: list[str] = []
+    figures: dict[str, float] = {}
+    for one in compared.comparisons:
+        counts = count_in_bins(compared.statistics[one.statistic], one.edges)
+        above_chance = measure_psi(counts, one.reference_counts) - expect_psi_by_chance(counts, one.reference_counts)
+        figures["psi_max"] = max(figures.get("psi_max", 0.0), above_chance)
+        figures["drift_p_value"] = min(figures.get("drift_p_value", 1.0), one.p_value)
+        found = find_signs(
+            counts, one.reference_counts, one.p_value, max_psi=bounds.max_psi, min_p_value=bounds.min_drift_p_value
+        )
+        if len(found) > 1:
+            signs.append(f"{one.statistic}: PSI {above_chance:.2f} above chance, p-value {one.p_value:.2g}")
+    seen = see(view, bounds, seed) if view else None
+    if seen is None:
+        return signs, figures
+    likeness, share = seen.likeness, seen.cover.share
+    figures |= {"mmd": likeness.mmd, "mmd_p_value": likeness.p_value, "embedding_coverage": share}
+    if likeness.p_value < bounds.min_drift_p_value and likeness.mmd > bounds.max_mmd:
+        signs.append(f"{seen.view.tensor}: squared discrepancy {likeness.mmd:.3g}, p-value {likeness.p_value:.2g}")
+    if share < bounds.min_embedding_coverage:
+        signs.append(f"{seen.view.tensor}: {share:.1%} of the requests have a calibration sample near them")
+    return signs, figures
 
 
 def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
@@ -95,12 +133,12 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
         return None
     prepared = run.store.make(prepared_product(run, watched.source, take_inventory(run.job.target)))[0]
     with open_tapped(
-        prepared, _settings(run), lambda graph: taps_of(graph, watched.output.name, watched.ranges)
+        prepared, run.reference_session, lambda graph: taps_of(graph, watched.output.name, watched.ranges)
     ) as tapped:
         names = [tap.tensor for tap in tapped.taps.watched]
         fixed = [watched.ranges[name] for name in names]
         ranges = Ranges(np.array([one.low for one in fixed]), np.array([one.high for one in fixed]))
-        shares, _ = tapped.shares_outside(traffic, watched.batch_axis, ranges)
+        shares = tapped.shares_outside(traffic, watched.batch_axis, ranges)
     bounds = np.array([one.share_outside for one in fixed]) + watch.max_saturation
     # A range that clipped nearly everything at promotion cannot become measurably worse.
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
@@ -137,7 +175,7 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     output = watched.output.name
     alike = []
     with (
-        open_runner(watched.source.onnx_path, _settings(run)) as source,
+        open_runner(watched.source.onnx_path, run.reference_session) as source,
         open_runner(variant.loaded, variant.session.without_spinning()) as champion,
     ):
         for batch in traffic.batches(watched.batch_axis or EVALUATION_BATCH_SIZE):

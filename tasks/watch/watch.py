@@ -7,18 +7,17 @@ from typing import Literal
 
 from prefect.artifacts import create_markdown_artifact
 
-from tasks.run.context import log, start_run
+from tasks.run.context import Run, log, start_run
 from tasks.run.step import step
 from tasks.service.job_files import job_named, read_jobs
-from tasks.watch.act import act
-from tasks.watch.evidence import Observation, decide, find_alarms, remember
+from tasks.watch.evidence import Decision, Observation, decide, find_alarms, remember
 from tasks.watch.look import look_at_traffic
-from tasks.watch.page import watch_markdown
-from tasks.watch.subject import find_watched, load_watched
+from tasks.watch.subject import Lineage, find_watched, load_watched
 from tasks.watch.traffic import gather_traffic
-from tasks.watch.trend import open_trend, record_look
-from validators.errors import LockTaken, QuantgateError
+from tasks.watch.trend import Trend, open_trend, record_action, record_look
+from validators.errors import ChampionMoved, JobError, LockTaken, QuantgateError
 from validators.job.job import Job
+from validators.plain_text import as_markdown, markdown_table
 
 
 @dataclass(frozen=True)
@@ -113,3 +112,79 @@ def _outcome(alarms: tuple[object, ...], signals: tuple[object, ...]) -> Literal
     if alarms:
         return "alarm"
     return "quiet" if signals else "nothing"
+
+
+def act(run: Run, lineage: Lineage, trend: Trend, decision: Decision) -> str:
+    """Carry out the decision once per champion version and kind of alarm; return what was done, in words.
+
+    Raises:
+        InfrastructureError: Prefect or the registry does not answer.
+    """
+    alarm = decision.alarm
+    if alarm is None or decision.action in (None, "report"):
+        return ""
+    if alarm.kind in trend.actions:
+        return f"{trend.actions[alarm.kind]}, at an earlier look"
+    try:
+        done = (_requantize if decision.action == "requantize" else _roll_back)(run, lineage, decision)
+    except ChampionMoved as moved:
+        # Do not record it: the version of the alarm may become champion again.
+        return f"no rollback: {moved.found}; the alarm is about version {lineage.champion.version}"
+    log.warning("watch: %s", done)
+    record_action(run, trend, alarm.kind, done)
+    return done
+
+
+def _requantize(run: Run, lineage: Lineage, decision: Decision) -> str:
+    from tasks.service.start_run import start_quantize
+
+    return f"started a re-quantization, flow run {start_quantize(run.job, _key(run, lineage, decision))}"
+
+
+def _roll_back(run: Run, lineage: Lineage, decision: Decision) -> str:
+    from tasks.champion.rollback import roll_back
+
+    assert decision.alarm is not None and run.job.source_name is not None
+    assert lineage.predecessor is not None
+    reason = f"watch: {decision.alarm.kind}: {decision.reason}"
+    try:
+        done = roll_back(
+            run.job.source_name,
+            run.job.target,
+            to=int(lineage.predecessor),
+            leaving=int(lineage.champion.version),
+            reason=reason,
+            request=_key(run, lineage, decision),
+        )
+    except JobError as error:
+        # The predecessor may have been removed since the lookup.
+        return f"no rollback: {error.found}"
+    return f"rolled back: {done}"
+
+
+def _key(run: Run, lineage: Lineage, decision: Decision) -> str:
+    """Return the idempotency key of an action on this champion version and alarm, in case its record is lost."""
+    assert decision.alarm is not None
+    return f"watch {lineage.champion.name} {lineage.champion.version} {run.job.target} {decision.alarm.kind}"
+
+
+def watch_markdown(looked: Observation) -> str:
+    """Render the look as Markdown: the outcome, a row for each bound, and the notes."""
+    lines = [f"# {as_markdown(looked.job)}: {looked.outcome}", "", as_markdown(looked.told), ""]
+    if looked.signals:
+        version = f"version {as_markdown(looked.version)} ({as_markdown(looked.candidate)})"
+        lines += [f"Look {looked.looks} at {version}: {looked.samples} samples.", ""]
+        rows = [
+            (
+                signal.kind,
+                f"{signal.value:.4g}",
+                f"{signal.bound:.4g}",
+                f"{looked.evidence.get(signal.kind, 0.0):.2f}",
+                as_markdown(signal.note),
+            )
+            for signal in looked.signals
+        ]
+        lines += markdown_table(("", "seen", "bound", "evidence (log)", ""), rows)
+    if looked.notes:
+        lines += ["", *(f"- {as_markdown(note)}" for note in looked.notes)]
+    return "\n".join(lines) + "\n"

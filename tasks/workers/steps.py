@@ -15,7 +15,7 @@ from tasks.evidence.target_inventory import take_target_inventory
 from tasks.run.context import Run, log, start_run
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.blobs import is_address
-from tasks.storage.places import open_store
+from tasks.storage.store import open_store
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from tasks.trials.gather import trial_of
 from tasks.trials.judge import rank_passing
@@ -64,10 +64,6 @@ def try_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baselin
         return trial_of(name, timed.result(raise_on_failure=False))
 
 
-def _may_measure_beside_fp16(_run: Run, trials: tuple[Trial, ...]) -> bool:
-    return can_measure_beside_fp16(trials)
-
-
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
     return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
 
@@ -95,7 +91,14 @@ def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | Non
 _TRIALS = tuple[Trial, ...]
 BASELINE = Step("baseline", measure_baseline, (), Accuracy)
 CANDIDATE = Step("candidate", try_candidate, (Accuracy, str), Trial)
-BESIDE_FP16 = Step("fp16", measure_beside_fp16, (_TRIALS,), _TRIALS, times=True, needed=_may_measure_beside_fp16)
+BESIDE_FP16 = Step(
+    "fp16",
+    measure_beside_fp16,
+    (_TRIALS,),
+    _TRIALS,
+    times=True,
+    needed=lambda _, trials: can_measure_beside_fp16(trials),
+)
 RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
 CONFIRMATION = Step(
     "confirmation", confirm_winner, (Accuracy, _TRIALS), ConfirmedTrials, times=True, needed=_may_confirm

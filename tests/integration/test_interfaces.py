@@ -10,6 +10,7 @@ import onnx
 import pytest
 from conftest import Tiny
 from driving import run_jobs, write_job
+from exported_models import export_program
 from interfaces import REFUSED, WORKING, Interface
 
 from flows.cli.init import job_skeleton
@@ -17,7 +18,6 @@ from tasks.evidence.flavors import unsupported_flavor
 from tasks.evidence.load_data import load_data
 from tasks.evidence.model_facts import describe_file
 from tasks.evidence.resolve_source import resolve_source
-from tasks.evidence.torch_export import export_program
 from tasks.run.context import start_run
 from validators.errors import QuantgateError
 from validators.job.read_job import parse_job, read_job

@@ -8,11 +8,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
 import torch
+
+from tasks.evidence.torch_export import Original, convert
+from validators.samples.datasets import Samples, TensorSpec
+from validators.untrusted.torch_program import check_program
 
 TOKENS, WIDTH, HEADS, LENGTH, LABELS = 200, 64, 4, 24, 3
 SIDE = 16  # of the images, in pixels
@@ -171,3 +175,11 @@ def quiet_exporter() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     log.setLevel(level)
+
+
+def export_program(
+    program: Path, onnx_path: Path, samples: Callable[[tuple[TensorSpec, ...]], Samples]
+) -> float | None:
+    """Check a `.pt2` program as a run does, and export it; return the largest absolute difference of the outputs."""
+    check_program(program)
+    return convert(Original("program", program), onnx_path, samples)

@@ -58,11 +58,11 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     from types import SimpleNamespace
 
     from tasks.registry.champion_slot import ChampionSlot
-    from tasks.watch.act import act
     from tasks.watch.evidence import Alarm, Decision, Memory
     from tasks.watch.subject import Lineage
     from tasks.watch.traffic import TrafficMark
     from tasks.watch.trend import Trend
+    from tasks.watch.watch import act
     from validators.records.run import Champion
 
     place = ChampionSlot("m-quantized", TARGET)

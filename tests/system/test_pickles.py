@@ -16,9 +16,9 @@ import pyarrow.parquet
 import pytest
 from conftest import Tiny
 from driving import Answer, environment, run_jobs, write_job
+from exported_models import export_program
 from hostile_programs import ATTACKS
 
-from tasks.evidence.torch_export import export_program
 from validators.errors import DataError, SourceError
 from validators.samples.readers import read_arrays
 from validators.untrusted.torch_program import check_program

@@ -22,13 +22,12 @@ from stack import Stack
 
 from tasks.evidence.fetch_data import fetch_data
 from tasks.storage.blobs_s3 import S3Blobs, open_s3
-from tasks.storage.leases import LEASE_SECONDS, Leases, renewal_seconds
+from tasks.storage.leases import LEASE_SECONDS, Leases, open_locks, renewal_seconds
 from tasks.storage.locks import HeldLock
-from tasks.storage.places import open_locks, open_store
 from tasks.storage.product import Product
 from tasks.storage.s3 import S3
 from tasks.storage.shared_entries import RECORD_FILE, SharedEntries
-from tasks.storage.store import Store
+from tasks.storage.store import Store, open_store
 from validators.errors import DataError, InfrastructureError, LockLost, LockTaken
 from validators.untrusted.s3_uris import S3Uri
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from validators.calibration.model_view import first_of_each
 from validators.digests import digest_samples
 from validators.errors import DataError
 from validators.job.job_data import CalibrationBounds
@@ -79,7 +80,7 @@ def compare_disjoint(
     drawn = np.array(evaluation if is_evaluation else digest_samples(reference.inputs))[taken]
     counted, others = Counter(evaluation), int(is_evaluation)
     alone = np.array([counted[digest] <= others for digest in drawn.tolist()])
-    distinct, once = _first_of_each(own), _first_of_each(drawn.tolist())
+    distinct, once = first_of_each(own), first_of_each(drawn.tolist())
     fewest = min(MIN_REFERENCE_SAMPLES, int(np.count_nonzero(once)))
     by_row, by_sample = np.arange(len(drawn)), drawn
     if calibration.clusters is not None and reference.clusters is not None:
@@ -97,12 +98,6 @@ def compare_disjoint(
             tokens = _measure_tokens(*sides, rows, *_deal(keys, len(own), seed))
             found.append(_compare_rows(ours | tokens[0], theirs | tokens[1], kept, reference_kept, note))
     return min(found, key=lambda one: _count_signs(one, bounds))
-
-
-def _first_of_each(digests: list[str]) -> NDArray[np.bool_]:
-    """Mark the first of each sample's copies; bool of shape `(n,)`."""
-    first = {digest: row for row, digest in reversed(list(enumerate(digests)))}
-    return np.array([first[digest] == row for row, digest in enumerate(digests)])
 
 
 def _compare_rows(

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from validators.calibration import gx_expectations, model_expectations
+from validators.calibration import expectations
 from validators.calibration.checks.catalog import list_expected
 from validators.calibration.checks.check import ExpectationResult, Expected, Severity
 from validators.calibration.evidence import CalibrationEvidence
@@ -85,8 +85,7 @@ def _make_expectations(evidence: CalibrationEvidence) -> Iterator[Expectation]:
 
 
 def _find_class(name: str) -> Any:
-    modules: tuple[Any, ...] = (gx_expectations, model_expectations, built_in)
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
+    return getattr(expectations, name, None) or getattr(built_in, name)
 
 
 def _keywords(check: str, expected: Expected) -> dict[str, Any]:

@@ -62,10 +62,14 @@ def usable_rows(inputs: Arrays) -> NDArray[np.bool_]:
 
     Each input has shape `(n, ...)`. Copies would have distance 0 from each other, and count twice in every comparison.
     """
-    digests = digest_samples(inputs)
-    first = {digest: row for row, digest in reversed(list(enumerate(digests)))}
-    usable = np.array([first[digest] == row for row, digest in enumerate(digests)])
+    usable = first_of_each(digest_samples(inputs))
     for array in inputs.values():
         if array.dtype.kind == "f":
             usable &= count_nonfinite(array) == 0
     return usable
+
+
+def first_of_each(digests: list[str]) -> NDArray[np.bool_]:
+    """Mark the first of each sample's copies; bool of shape `(n,)`."""
+    first = {digest: row for row, digest in reversed(list(enumerate(digests)))}
+    return np.array([first[digest] == row for row, digest in enumerate(digests)])

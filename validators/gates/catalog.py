@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from validators.gates import accuracy, coverage, resource, sanity, slices
@@ -98,20 +99,26 @@ class GateFacts:
 class Gate(GateFacts):
     """A gate on every candidate. `judge` returns the verdict, or None if the gate does not apply or was not measured.
 
-    `is_required` says whether promotion demands this verdict. It reads only the job and the candidate name, so that a skipped
-    measurement cannot pass. `evidence` is the artifact in the candidate's MLflow run that supports the verdict.
-    `is_confirmed` means that the winner is judged again, on samples and measurements not used for selection, at a confidence
-    that corrects for the candidates that may be confirmed. Every gate with an interval is. `is_loss` means
-    that keeping some layers in float may fix a failure. `from_samples` means that the verdict follows from samples that an
-    evidence bundle keeps; the others follow from figures in its record.
+    `requires` says whether promotion demands this verdict; by default it does if the job sets the gate's key. It reads only the
+    job and the candidate name, so that a skipped measurement cannot pass. `evidence` is the artifact in the candidate's MLflow
+    run that supports the verdict. `is_confirmed` means that the winner is judged again, on samples and measurements not used
+    for selection, at a confidence that corrects for the candidates that may be confirmed. Every gate with an interval is.
+    `is_loss` means that keeping some layers in float may fix a failure. `from_samples` means that the verdict follows from
+    samples that an evidence bundle keeps; the others follow from figures in its record.
     """
 
     judge: Callable[[Measured], Verdict | None]
-    is_required: Callable[[Job, str], bool] = lambda _job, _candidate: True
+    requires: Callable[[Job, str], bool] | None = None
     evidence: str = ""
     is_confirmed: bool = False
     is_loss: bool = False
     from_samples: bool = False
+
+    def is_required(self, job: Job, candidate: str) -> bool:
+        """Return True if promotion of a candidate demands this verdict."""
+        if self.requires:
+            return self.requires(job, candidate)
+        return not self.key or getattr(job.gates, self.key) is not None
 
 
 def _drop(answers: AnswerFigures, found: Measured) -> Verdict | None:
@@ -175,10 +182,6 @@ def _beside_fp16(found: Measured) -> Verdict | None:
     return resource.unmeasured("speedup_fp16", reason, gates.min_speedup_fp16, "at_least", None)
 
 
-def _is_set(key: str) -> Callable[[Job, str], bool]:
-    return lambda job, _candidate: getattr(job.gates, key) is not None
-
-
 def _is_set_for_low_precision(key: str) -> Callable[[Job, str], bool]:
     return lambda job, candidate: getattr(job.gates, key) is not None and decode(candidate).precision != "fp32"
 
@@ -196,71 +199,49 @@ def _has_drop(job: Job) -> bool:
     return metric_facts(job.metric).has_drop
 
 
+# A gate on the metric's rows, one on a latency beside the baseline's, and one on a fact.
+_ON_SCORES = partial(Gate, units="clusters", evidence=SCORES, is_confirmed=True, is_loss=True, from_samples=True)
+_ON_LATENCY = partial(Gate, units="launches", evidence=LATENCY, is_confirmed=True)
+_YES_OR_NO = partial(Gate, unit="yes or no", units="exact")
+
 GATES: tuple[Gate, ...] = (
-    Gate(
+    _ON_SCORES(
         "drop",
         "The metric loses at most this much against the baseline, by the upper bound of the loss.",
         "drop",
-        units="clusters",
         judge=_answered(_drop),
         key="max_drop",
-        evidence=SCORES,
-        is_required=lambda job, _: _has_drop(job),
-        is_confirmed=True,
-        is_loss=True,
-        from_samples=True,
+        requires=lambda job, _: _has_drop(job),
     ),
-    Gate(
+    _ON_SCORES(
         "worst_slice",
         "The same in each group of each slice that the job names.",
         "drop",
-        units="clusters",
         judge=_answered(lambda answers, found: slices.judge_slices(answers.slices, found.job.gates)),
         key="max_slice_drop",
-        evidence=SCORES,
-        is_required=lambda job, _: _has_drop(job) and bool(job.data.slices) and job.gates.max_slice_drop is not None,
-        is_confirmed=True,
-        is_loss=True,
-        from_samples=True,
+        requires=lambda job, _: _has_drop(job) and bool(job.data.slices) and job.gates.max_slice_drop is not None,
     ),
-    Gate(
+    _ON_SCORES(
         "metric_floor",
         "The metric itself is at least this, by its lower bound; for metrics of which higher values are better.",
         "metric",
-        units="clusters",
         judge=_metric("metric_floor"),
         key="min_metric",
-        evidence=SCORES,
-        is_required=_is_set("min_metric"),
-        is_confirmed=True,
-        is_loss=True,
-        from_samples=True,
     ),
-    Gate(
+    _ON_SCORES(
         "metric_ceiling",
         "The metric itself is at most this, by its upper bound; for metrics of which lower values are better.",
         "metric",
-        units="clusters",
         judge=_metric("metric_ceiling"),
         key="max_metric",
-        evidence=SCORES,
-        is_required=_is_set("max_metric"),
-        is_confirmed=True,
-        is_loss=True,
-        from_samples=True,
     ),
-    Gate(
+    _ON_SCORES(
         "sqnr",
         "The judged output keeps this ratio of signal to quantization noise, by the lower bound.",
         "decibels",
-        units="clusters",
         judge=_answered(_sqnr),
         key="min_sqnr_db",
         evidence=NOISE,
-        is_required=_is_set("min_sqnr_db"),
-        is_confirmed=True,
-        is_loss=True,
-        from_samples=True,
     ),
     Gate(
         "agreement",
@@ -269,118 +250,86 @@ GATES: tuple[Gate, ...] = (
         units="clusters",
         judge=lambda found: None if found.agreement is None else judge_agreement(found.agreement, found.job.gates),
         key="min_agreement",
-        is_required=_is_set("min_agreement"),
         is_confirmed=True,
         is_loss=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "finite",
         "On no sample has the judged output NaN or Inf where the baseline's is finite.",
-        "yes or no",
-        units="exact",
         judge=_answered(lambda answers, _: sanity.judge_finite(answers.newly_bad, answers.samples)),
         is_confirmed=True,
         from_samples=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "same_outputs",
         "No output is missing, new, in another place, or has another dtype, number of axes, or size that values do not change.",
-        "yes or no",
-        units="exact",
         judge=_sanity("same_outputs"),
     ),
-    Gate(
+    _YES_OR_NO(
         "not_constant",
         "Not every sample gets the same answer, unless the source gives every sample the same.",
-        "yes or no",
-        units="exact",
         judge=_sanity("not_constant"),
         is_loss=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "deterministic",
         "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
-        "yes or no",
-        units="exact",
         judge=_sanity("deterministic"),
     ),
-    Gate(
+    _YES_OR_NO(
         "finite_outputs",
         "No output has NaN or Inf where the source's is finite.",
-        "yes or no",
-        units="exact",
         judge=_sanity("finite_outputs"),
     ),
-    Gate(
+    _ON_LATENCY(
         "speedup",
         "The ratio of p50 latencies at the first operating point, by its lower bound.",
         "ratio",
-        units="launches",
         judge=_timed(lambda latency, found: resource.judge_speedup(latency, found.job.gates, found.job.target)),
         key="min_speedup",
-        evidence=LATENCY,
-        is_required=lambda job, _: job.gates.speedup_bound(job.target) is not None,
-        is_confirmed=True,
+        requires=lambda job, _: job.gates.speedup_bound(job.target) is not None,
         from_samples=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "speedup_fp16",
         "The same beside the float16 model on a GPU: INT8 that is slower than float16 is worth nothing there.",
         "ratio",
-        units="launches",
         judge=_beside_fp16,
         key="min_speedup_fp16",
         evidence=LATENCY.format(place=BESIDE_FP16),
-        is_required=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
-        is_confirmed=True,
+        requires=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
         from_samples=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "p95_ratio",
         "The ratio of p95 latencies, variant over baseline, in the same launches, by its upper bound.",
         "ratio",
-        units="launches",
         judge=_tail("p95_ratio"),
         key="max_p95_ratio",
-        evidence=LATENCY,
-        is_required=_is_set("max_p95_ratio"),
-        is_confirmed=True,
         from_samples=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "p95_ms",
         "The p95 latency in milliseconds, by its upper bound.",
         "milliseconds",
-        units="launches",
         judge=_tail("p95_ms"),
         key="max_p95_ms",
-        evidence=LATENCY,
-        is_required=_is_set("max_p95_ms"),
-        is_confirmed=True,
         from_samples=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "p99_ratio",
         "The ratio of p99 latencies, variant over baseline, in the same launches, by its upper bound.",
         "ratio",
-        units="launches",
         judge=_tail("p99_ratio"),
         key="max_p99_ratio",
-        evidence=LATENCY,
-        is_required=_is_set("max_p99_ratio"),
-        is_confirmed=True,
         from_samples=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "p99_ms",
         "The p99 latency in milliseconds, by its upper bound.",
         "milliseconds",
-        units="launches",
         judge=_tail("p99_ms"),
         key="max_p99_ms",
-        evidence=LATENCY,
-        is_required=_is_set("max_p99_ms"),
-        is_confirmed=True,
         from_samples=True,
     ),
     Gate(
@@ -391,7 +340,7 @@ GATES: tuple[Gate, ...] = (
         judge=lambda found: coverage.judge_coverage(found.candidate, found.coverage, found.job.gates),
         key="min_coverage",
         evidence=KERNELS,
-        is_required=_is_set_for_low_precision("min_coverage"),
+        requires=_is_set_for_low_precision("min_coverage"),
     ),
     Gate(
         "time_coverage",
@@ -401,7 +350,7 @@ GATES: tuple[Gate, ...] = (
         judge=lambda found: coverage.judge_time_coverage(found.candidate, found.coverage, found.job.gates),
         key="min_time_coverage",
         evidence=KERNELS,
-        is_required=_is_set_for_low_precision("min_time_coverage"),
+        requires=_is_set_for_low_precision("min_time_coverage"),
     ),
     Gate(
         "size_ratio",
@@ -410,53 +359,36 @@ GATES: tuple[Gate, ...] = (
         units="exact",
         judge=lambda found: resource.judge_size(found.variant, found.baseline_bytes, found.job.gates),
         key="max_size_ratio",
-        is_required=_is_set("max_size_ratio"),
     ),
-    Gate(
+    _ON_LATENCY(
         "memory_ratio",
         "Peak resident memory of the process while it answers, as a share of the baseline's, by its upper bound.",
         "ratio",
-        units="launches",
         judge=_timed(lambda latency, found: resource.judge_memory(latency, found.job.gates)),
         key="max_memory_ratio",
-        evidence=LATENCY,
-        is_required=_is_set("max_memory_ratio"),
-        is_confirmed=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "load_ratio",
         "Time to load the session, as a share of the baseline's, by its upper bound.",
         "ratio",
-        units="launches",
         judge=_timed(lambda latency, found: resource.judge_load(latency, found.job.gates)),
         key="max_load_ratio",
-        evidence=LATENCY,
-        is_required=_is_set("max_load_ratio"),
-        is_confirmed=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "energy_ratio",
         "Energy per request that the device reports, as a share of the baseline's; inconclusive where none is reported.",
         "ratio",
-        units="launches",
         judge=_timed(lambda latency, found: resource.judge_energy(latency, found.job.gates)),
         key="max_energy_ratio",
-        evidence=LATENCY,
-        is_required=_is_set("max_energy_ratio"),
-        is_confirmed=True,
     ),
-    Gate(
+    _ON_LATENCY(
         "cost_per_million",
         "Cost of a million requests at the price of the job, by its upper bound.",
         "number",
-        units="launches",
         judge=_timed(
             lambda latency, found: resource.judge_cost(latency, found.job.gates, found.job.measurement.price_per_hour)
         ),
         key="max_cost_per_million",
-        evidence=LATENCY,
-        is_required=_is_set("max_cost_per_million"),
-        is_confirmed=True,
     ),
     Gate(
         "compile_seconds",
@@ -465,22 +397,17 @@ GATES: tuple[Gate, ...] = (
         units="once",
         judge=lambda found: resource.judge_compilation(found.variant, found.job.gates),
         key="max_compile_seconds",
-        is_required=_is_set("max_compile_seconds"),
     ),
-    Gate(
+    _YES_OR_NO(
         "real_kernels",
         "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
-        "yes or no",
-        units="exact",
         judge=lambda found: coverage.judge_simulation(found.variant),
         # `Approval` checks the proof itself, and a measured variant gets no verdict here.
-        is_required=lambda _job, _candidate: False,
+        requires=lambda _job, _candidate: False,
     ),
-    Gate(
+    _YES_OR_NO(
         "not_rolled_back",
         "Nobody rolled back the same variant on this target.",
-        "yes or no",
-        units="exact",
         judge=lambda found: judge_rolled_back(found.rolled_back),
     ),
 )

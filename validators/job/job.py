@@ -11,7 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
 from validators.job.candidate_name import TargetName, decode
-from validators.job.job_approval import ApprovalRule
 from validators.job.job_data import CalibrationBounds, Data, InputSettings, OperatorLibrary, TextDecoding
 from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
@@ -51,6 +50,16 @@ class Confirmation(Settings):
     candidates: Annotated[int, Field(ge=1, le=20)] = 3
     """Most candidates to judge on those samples, best first, until one passes. They share the error that `gates.confidence`
     allows."""
+
+
+class ApprovalRule(Settings):
+    """Rule for approval of the winner by a person before promotion."""
+
+    required: bool = False
+    """Suspend the run before promotion until a person approves or rejects the winner, in the Prefect UI or by `quantgate
+    approve` and `quantgate reject`. Needs a run of a deployment. See docs/approval.md."""
+    expires_hours: Annotated[float, Field(gt=0, le=720)] = 72.0
+    """Hours to wait for an answer. Then the run ends and promotes nothing."""
 
 
 class Job(Settings):
@@ -186,23 +195,15 @@ class Job(Settings):
             raise ValueError("`gates.logged` bounds metrics that the job's `step` logs, but the job has no `step`")
         if not facts.has_drop and self.gates.min_sqnr_db is None:
             raise ValueError(f"the metric {self.metric} has no drop that a gate could judge: set `gates.min_sqnr_db`")
-        return self
-
-    @model_validator(mode="after")
-    def _gates_can_be_measured(self) -> Job:
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
             raise ValueError("`gates.max_cost_per_million` needs `measurement.price_per_hour`")
         return self
 
     @model_validator(mode="after")
-    def _baseline_is_comparable(self) -> Job:
+    def _fits_the_target(self) -> Job:
         possible = baselines_of(self.target)
         if self.baseline not in (None, *possible):
             raise ValueError(f"`baseline` must be one of {', '.join(possible)} for the target {self.target}")
-        return self
-
-    @model_validator(mode="after")
-    def _is_portable_on_processors(self) -> Job:
         if self.portable and is_on_gpu(self.target):
             raise ValueError(f"`portable` is about processors, and {self.target} runs on a GPU")
         return self

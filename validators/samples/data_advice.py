@@ -252,11 +252,11 @@ def shape_advice(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -
         return f"transpose the array with .transpose({', '.join(map(str, order))}); a reshape would scramble it"
     if len(shape) == len(wanted) + 1 and 1 in shape[1:]:
         axis = shape.index(1, 1)
-        if _fits(shape[:axis] + shape[axis + 1 :], wanted):
+        if fits_axes(shape[:axis] + shape[axis + 1 :], wanted):
             return f"remove the axis of size 1 with .squeeze({axis})"
     if len(shape) + 1 == len(wanted) and 1 in wanted[1:]:
         axis = wanted.index(1, 1)
-        if _fits(shape, wanted[:axis] + wanted[axis + 1 :]):
+        if fits_axes(shape, wanted[:axis] + wanted[axis + 1 :]):
             return f"add the axis of size 1 with numpy.expand_dims(array, {axis})"
     return "write the array with the axes of the input, or export the model with dynamic axes"
 
@@ -266,10 +266,10 @@ def _order(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> tupl
     if len(shape) != len(wanted) or len(shape) > MOST_AXES:
         return ()
     orders = ((0, *rest) for rest in permutations(range(1, len(shape))))
-    return next((order for order in orders if _fits(tuple(shape[axis] for axis in order), wanted)), ())
+    return next((order for order in orders if fits_axes(tuple(shape[axis] for axis in order), wanted)), ())
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
+def fits_axes(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
     """Return True if the shape fits an input from axis 1 on."""
     if len(shape) != len(wanted):
         return False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from validators.digests import digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
-from validators.samples.data_advice import columns_advice, dtype_advice, listed, name_advice, shape_advice
+from validators.samples.data_advice import columns_advice, dtype_advice, fits_axes, listed, name_advice, shape_advice
 from validators.samples.labels import LabelSpec, check_class_type, check_labels
 from validators.samples.readers import Arrays as Arrays
 from validators.samples.readers import digest_data, holds_text_alone, read_arrays
@@ -303,10 +303,7 @@ def _check_array(array: NDArray[Any], spec: TensorSpec, path: Path, role: str) -
             expected=f"{spec}",
             fix=dtype_advice(array, spec.dtype),
         )
-    fits = array.ndim == len(spec.shape) and all(
-        not isinstance(axis, int) or axis == size for axis, size in zip(spec.shape[1:], array.shape[1:], strict=True)
-    )
-    if not fits:
+    if not fits_axes(array.shape, spec.shape):
         raise DataError(
             found=f"{role} data {path.name}: {spec.name} has shape {array.shape}",
             expected=f"{spec}, with samples along axis 0",

@@ -40,7 +40,7 @@ from tasks.champion.signed_evidence.envelope import (
 from tasks.measure.latency.recount import recount
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.text_errors import Decoder
+from tasks.measure.metrics.texts import Decoder
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.trials.judge_on_samples import (
     JudgedData,

@@ -7,12 +7,15 @@ own process, and the idle process is stopped by a signal, so that it cannot comp
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.disturbance import least_busy_cpus
@@ -22,12 +25,50 @@ from tasks.measure.latency.patience import RunPatience
 from tasks.measure.latency.process import Contestant, Kind, Worker, save_requests
 from tasks.measure.latency.ratio import Samples
 from tasks.measure.latency.summary import Gathered, save, summarise
+from tasks.measure.request import request_of
 from tasks.runtimes.ort_gpu import device_of
 from validators.records.latencies import Latency
+from validators.records.run import Variant
 from validators.samples.datasets import Arrays, rows_of
+from validators.samples.run_inputs import Evidence
 
 if TYPE_CHECKING:
-    from validators.job.job_measurement import Measurement
+    from validators.job.job_measurement import Measurement, OperatingPoint
+
+
+def make_latency(
+    baseline: Variant,
+    variant: Variant,
+    evidence: Evidence,
+    rows: NDArray[np.intp],
+    point: OperatingPoint,
+    measurement: Measurement,
+    confidence: float,
+    code: Path,
+    patience: RunPatience,
+    first_launch: int,
+    refuse_disturbed: Callable[[Latency], None],
+    folder: Path,
+) -> Latency:
+    """Measure both on the same requests, one for each row of `rows`, shape `(requests, batch_size)`.
+
+    `refuse_disturbed` is called with a latency that was disturbed, and raises to keep it out of the store.
+    """
+    latency = compare_latency(
+        Contestant(baseline.loaded, baseline.session),
+        Contestant(variant.loaded, variant.session),
+        [request_of(evidence, point, one) for one in rows],
+        measurement,
+        confidence=confidence,
+        samples_path=folder / "samples.npz",
+        dims=point.dims,
+        code=code,
+        patience=patience,
+        first_launch=first_launch,
+    )
+    if latency.disturbance:
+        refuse_disturbed(latency)
+    return latency
 
 
 def compare_latency(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasks.measure.metrics import classification, perplexity, values
-from tasks.measure.metrics.by_task import cells, detection, generated_text, probabilities, retrieval
+from tasks.measure.metrics import cells, classification, detection, perplexity, probabilities, retrieval, texts, values
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.text_errors import Decoder, error_rate
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,7 @@ class Options:
     """
 
     threshold: float | None
-    decoder: Decoder
+    decoder: texts.Decoder
     scores: probabilities.Scores | None = None
     k: int | None = None
 
@@ -52,11 +50,11 @@ _MAKERS: dict[str, Callable[[Options], Metric]] = {
     "sqnr": lambda _: values.SQNR,
     "perplexity": lambda _: perplexity.PERPLEXITY,
     "greedy_match": lambda _: perplexity.GREEDY_MATCH,
-    "wer": lambda options: error_rate("wer", options.decoder),
-    "cer": lambda options: error_rate("cer", options.decoder),
-    "exact_match": lambda options: generated_text.text_score("exact_match", options.decoder),
-    "bleu": lambda options: generated_text.bleu(options.decoder),
-    "rouge": lambda options: generated_text.text_score("rouge", options.decoder),
+    "wer": lambda options: texts.error_rate("wer", options.decoder),
+    "cer": lambda options: texts.error_rate("cer", options.decoder),
+    "exact_match": lambda options: texts.text_score("exact_match", options.decoder),
+    "bleu": lambda options: texts.bleu(options.decoder),
+    "rouge": lambda options: texts.text_score("rouge", options.decoder),
     "recall_at_k": lambda options: retrieval.retrieval("recall_at_k", options.k),
     "ndcg": lambda options: retrieval.retrieval("ndcg", options.k),
     "mrr": lambda options: retrieval.retrieval("mrr", options.k),

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.areas import average_precisions_without, roc_areas_without
+from tasks.measure.metrics.areas import average_precisions_without, midranks, order_codes, roc_areas_without
 from tasks.measure.metrics.chance import of_frequent_classes, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
@@ -17,14 +17,13 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
-    Wrong,
     as_rows,
     flat,
     mean_of_scores,
     misfit,
     values_a_sample,
 )
-from tasks.measure.metrics.ranks import midranks, order_codes
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.job.metric_facts import metric_facts
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -25,16 +26,6 @@ Rows = NDArray[np.float64]
 Vector = NDArray[np.float64]
 # Samples that a row depends on: its own ("sample"), or all ("set"). "kept" rows also hold the outputs, or their ranks.
 Scope = Literal["sample", "set", "kept"]
-
-
-class Wrong(NamedTuple):
-    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
-
-    Samples of one kind, such as those of a class, move the metric about alike.
-    """
-
-    rows: Rows
-    kind: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -166,14 +157,18 @@ def ratio_of_sums(
     name: str,
     rows: Callable[[Outputs, Labels | None, Outputs | None], Rows],
     expects: Callable[[TensorSpec, tuple[int, ...]], LabelSpec],
-    losses: Callable[[Rows], Vector],
     *,
     version: str,
     **facts: Any,
 ) -> Metric:
     """Return the metric `mean_of_ratios` of rows of numerators, then denominators, `(n, 2 k)`; nothing right gives 0."""
     facts |= {"version": version, "without": ratios_without, "wrong": _without_success}
-    return Metric(name, rows, mean_of_ratios, expects, losses, **facts)
+    return Metric(name, rows, mean_of_ratios, expects, _missing, **facts)
+
+
+def _missing(rows: Rows) -> Vector:
+    above, below = np.split(rows, 2, axis=1)
+    return np.asarray((below - above).sum(axis=1), np.float64)
 
 
 def misfit(metric: str, output: TensorSpec, shape: tuple[int, ...], expected: str) -> JobError:

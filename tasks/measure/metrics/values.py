@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.measure.metrics.areas import midranks, moved_rows, order_codes
 from tasks.measure.metrics.chance import of_constant, of_permutations
 from tasks.measure.metrics.metric import (
     Labels,
@@ -17,14 +18,13 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
-    Wrong,
     as_rows,
     flat,
     mean_of_scores,
     misfit,
     values_a_sample,
 )
-from tasks.measure.metrics.ranks import midranks, moved_rows, order_codes
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

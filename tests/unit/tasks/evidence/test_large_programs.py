@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exported_models import export_program
 from torch import nn
 
 from tasks.evidence.original_models import write_program
-from tasks.evidence.torch_export import export_program
 from tasks.runtimes.ort import open_session
 from validators.errors import SourceError
 from validators.records.run import SessionSettings

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from exported_models import export_program
 from torch import nn
 
 from tasks.evidence.original_models import write_program
-from tasks.evidence.torch_export import export_program, first_batch
+from tasks.evidence.torch_export import first_batch
 from tasks.runtimes.confined import first_cause
 from validators.errors import DataError, SourceError
 from validators.graph.interfaces import spec_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasks.measure.answers import Reader, answer_windows, expected_texts, prompt_lengths
+from tasks.measure.continuations import Reader, answer_windows, expected_texts, prompt_lengths
 from validators.errors import DataError
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples

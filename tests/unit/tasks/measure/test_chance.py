@@ -12,7 +12,7 @@ from report_data import RESULT
 from flows.cli.results import result_parts
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.chance import chance_warning
-from tasks.measure.metrics.text_errors import Decoder
+from tasks.measure.metrics.texts import Decoder
 from tasks.reporting import markdown, page
 from validators.job.job import TextDecoding
 

@@ -14,7 +14,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from random_boxes import random_case
 
-from tasks.measure.metrics.by_task.detection import MOST, join_detections, mean_average_precision
+from tasks.measure.metrics.detection import MOST, join_detections, mean_average_precision
 from validators.errors import DataError, JobError
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec, check_labels

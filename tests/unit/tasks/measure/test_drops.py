@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import check_value_gates, count_flips, estimate_drop, estimate_sqnr, estimate_value
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from validators.errors import JobError
 from validators.gates.accuracy import judge_sqnr
 from validators.gates.intervals import drop_interval, mean_interval, paired_interval

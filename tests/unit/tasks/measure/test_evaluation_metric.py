@@ -12,8 +12,8 @@ from mlflow.metrics import MetricValue, make_metric, rmse
 from numpy.typing import NDArray
 from test_judge import make_job
 
-from tasks.measure.metrics.evaluation_metric import as_function, is_evaluation_metric, predictions_of
 from tasks.measure.metrics.metric import are_scores
+from tasks.measure.metrics.user_code import as_function, is_evaluation_metric, predictions_of
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.run.user_functions import job_metric
 from validators.errors import JobError

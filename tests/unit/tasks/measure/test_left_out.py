@@ -13,7 +13,7 @@ from random_boxes import random_case
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.metric import Metric, Rows
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from validators.gates.intervals import paired_interval
 from validators.job.job_data import TextDecoding
 from validators.records.measurements import Estimate

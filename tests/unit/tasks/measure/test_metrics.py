@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as sk
 
+from tasks.measure.metrics.areas import midranks, order_codes
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.classification import of_class_one
 from tasks.measure.metrics.metric import Metric, are_scores
-from tasks.measure.metrics.ranks import midranks, order_codes
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import JobError
 from validators.job.job_data import TextDecoding

@@ -19,11 +19,10 @@ from torchmetrics.functional import classification as tm
 from torchmetrics.functional import retrieval as tm_retrieval
 from torchmetrics.functional.classification.calibration_error import _ce_compute
 
-from tasks.measure.metrics.by_task import retrieval
-from tasks.measure.metrics.by_task.generated_text import rouge_l
+from tasks.measure.metrics import retrieval
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder, rouge_l
 from validators.errors import DataError, JobError
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec

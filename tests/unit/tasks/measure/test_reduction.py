@@ -15,7 +15,7 @@ from tasks.measure.metrics import reduction
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.reduction import ReductionSize, reduce_outputs
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import CandidateRefused

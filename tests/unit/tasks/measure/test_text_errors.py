@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.measure.metrics.text_errors import count_errors, error_rate, make_decoder
+from tasks.measure.metrics.texts import count_errors, error_rate, make_decoder
 from validators.errors import JobError
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec

@@ -17,9 +17,10 @@ from s3_server import s3_stack, some_place
 
 from tasks.storage import blobs as catalog
 from tasks.storage.blobs import BACKENDS, NO_VERSION, Blobs, is_address, open_blobs
-from tasks.storage.places import open_locks, open_store
+from tasks.storage.leases import open_locks
 from tasks.storage.product import Product
 from tasks.storage.shared_entries import check_conditions
+from tasks.storage.store import open_store
 from validators.errors import InfrastructureError, JobError, LockTaken, ObjectMissing, StorageFull, StorageRefused
 
 MEMORY: dict[str, dict[str, tuple[bytes, str]]] = {}

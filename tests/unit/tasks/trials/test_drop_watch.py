@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_judge import BASELINE_BYTES, Bench, make_job
 
-from tasks.measure.metrics.text_errors import error_rate, make_decoder
+from tasks.measure.metrics.texts import error_rate, make_decoder
 from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from validators.errors import CandidateRefused
 from validators.job.job_data import TextDecoding

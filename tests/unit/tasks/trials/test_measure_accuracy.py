@@ -18,7 +18,7 @@ from tasks.measure.metrics import reduction
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Rows
 from tasks.measure.metrics.reduction import BatchObserver
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph

@@ -13,7 +13,6 @@ from conftest import Tiny
 
 from tasks.measure import request
 from tasks.measure.inventory import take_inventory, usable_cores
-from tasks.measure.latency import contest
 from tasks.measure.request import draw_requests, request_batch
 from tasks.run.clock import Clock
 from tasks.run.context import Run
@@ -85,7 +84,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
             latency = left.pop(0) if len(left) > 1 else left[0]
             return replace(latency, batch_size=len(batch["x"]), samples_path=options["samples_path"])
 
-        monkeypatch.setattr(contest, "compare_latency", compare)
+        monkeypatch.setattr("tasks.measure.latency.compare.compare_latency", compare)
         return calls
 
     return plant

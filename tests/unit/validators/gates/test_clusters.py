@@ -17,7 +17,7 @@ from test_split import samples, some
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import estimate_drop, estimate_sqnr
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.trials.judge import judge_trial
 from tasks.trials.judge_on_samples import JudgedData
 from validators.errors import DataError, JobError

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.measure.metrics.metric import Metric
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from tasks.measure.metrics.user_metric import user_metric
 from validators.gates.reach import reach_of
 from validators.job.job_data import TextDecoding

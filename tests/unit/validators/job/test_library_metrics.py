@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.catalog import Options, named_metric
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from validators.errors import JobError
 from validators.job.job_data import TextDecoding
 from validators.job.metric_facts import LIBRARY_METRICS, METRICS, our_metric

@@ -10,7 +10,7 @@ from test_judge import make_job
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.drops import estimate_drop
-from tasks.measure.metrics.text_errors import make_decoder
+from tasks.measure.metrics.texts import make_decoder
 from validators.errors import JobError
 from validators.gates.accuracy import judge_drop
 from validators.job.job_data import TextDecoding

@@ -1,9 +1,12 @@
-"""Word and character error rate, and the decoding of outputs and labels to text."""
+"""Metrics of text: word and character error rate, exact match, BLEU and ROUGE-L, and the decoding of outputs and labels."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -11,16 +14,32 @@ from typing import Any, Literal
 import jiwer
 import numpy as np
 from numpy.typing import NDArray
+from rapidfuzz.distance import LCSseq
 
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit, ratios_without
+from tasks.measure.metrics.chance import of_frequent_classes
+from tasks.measure.metrics.metric import (
+    Labels,
+    Metric,
+    Outputs,
+    Rows,
+    Vector,
+    as_rows,
+    mean_of_ratios,
+    mean_of_scores,
+    misfit,
+    ratios_without,
+)
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
+from validators.gates.reach import Wrong
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
 
 # Text of a sample whose scores are not finite: every word of its label then counts as an error.
 _NOTHING = ""
+_ORDERS = 4
+_WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
@@ -103,20 +122,15 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
     """
 
     def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
-        assert labels is not None
-        pairs = zip(*texts_of(outputs, labels, decoder), strict=True)
+        pairs = _texts_of(outputs, labels, decoder)
         return np.array([count_errors(meant, said, by=name) for said, meant in pairs], np.float64)
-
-    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
-        check_text_output(name, output, shape, decoder)
-        return LabelSpec("text", classes=len(decoder.tokens or ()))
 
     return Metric(
         name,
         rows,
-        _rate,
-        expects,
-        _errors,
+        mean_of_ratios,
+        partial(_expected_text, name, decoder),
+        lambda rows: rows[:, 0],
         higher_is_better=False,
         version=decoder.digest,
         without=ratios_without,
@@ -124,13 +138,15 @@ def error_rate(name: Literal["wer", "cer"], decoder: Decoder) -> Metric:
     )
 
 
-def texts_of(outputs: Outputs, labels: Labels, decoder: Decoder) -> tuple[list[str], list[str]]:
-    """Return the texts of outputs and of labels, both with samples along axis 0."""
-    said = [
-        text if isinstance(text, str) else decoder.text_of(decoder.ids_of(text)) if _is_finite(text) else _NOTHING
-        for text in outputs
-    ]
-    return said, [text if isinstance(text, str) else decoder.text_of(text) for text in labels]
+def _texts_of(outputs: Outputs, labels: Labels | None, decoder: Decoder) -> Iterator[tuple[str, str]]:
+    """Yield the text of each output with that of its label, both with samples along axis 0."""
+    assert labels is not None
+    for output, label in zip(outputs, labels, strict=True):
+        if isinstance(output, str):
+            said = output
+        else:
+            said = decoder.text_of(decoder.ids_of(output)) if _is_finite(output) else _NOTHING
+        yield said, label if isinstance(label, str) else decoder.text_of(label)
 
 
 def count_errors(meant: str, said: str, *, by: Literal["wer", "cer"]) -> tuple[int, int]:
@@ -144,18 +160,9 @@ def count_errors(meant: str, said: str, *, by: Literal["wer", "cer"]) -> tuple[i
     return errors, done.hits + done.substitutions + done.deletions
 
 
-def _rate(rows: Rows) -> float:
-    errors, length = rows.sum(axis=0)
-    return float(errors / length) if length else math.nan
-
-
 def _all_wrong(rows: Rows) -> Wrong:
     """Return rows with as many errors as the label is long."""
     return Wrong(as_rows(rows[:, 1], rows[:, 1]), np.zeros(len(rows), np.intp))
-
-
-def _errors(rows: Rows) -> Vector:
-    return rows[:, 0]
 
 
 def _is_finite(output: NDArray[Any]) -> bool:
@@ -163,8 +170,8 @@ def _is_finite(output: NDArray[Any]) -> bool:
     return output.dtype.kind != "f" or not (np.isnan(output) | np.isposinf(output)).any()
 
 
-def check_text_output(name: str, output: TensorSpec, shape: tuple[int, ...], decoder: Decoder) -> None:
-    """Raise JobError if outputs of this shape are neither texts, token ids nor scores of tokens."""
+def _expected_text(name: str, decoder: Decoder, output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+    """Return the labels for outputs that are texts, token ids or scores of tokens; raise JobError for others."""
     is_text, is_ids = output.dtype == "str" and len(shape) == 1, "int" in output.dtype and len(shape) == 2
     if not (is_text or is_ids or (output.dtype.startswith("float") and len(shape) == 3)):
         expected = "text (samples,), token ids (samples, tokens) or scores (samples, tokens, vocabulary)"
@@ -175,3 +182,84 @@ def check_text_output(name: str, output: TensorSpec, shape: tuple[int, ...], dec
         raise misfit(
             name, output, shape, f"scores of {len(decoder.tokens)} tokens: `text.vocabulary` has that many lines"
         )
+    return LabelSpec("text", classes=len(decoder.tokens or ()))
+
+
+def text_score(name: Literal["exact_match", "rouge"], decoder: Decoder) -> Metric:
+    """Return the metric of one score per text: `exact_match` is 1 for equal texts; `rouge` is `rouge_l`."""
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        score = str.__eq__ if name == "exact_match" else rouge_l
+        return as_rows(np.array([score(said, meant) for said, meant in _texts_of(outputs, labels, decoder)]))
+
+    metric = Metric(name, rows, mean_of_scores, partial(_expected_text, name, decoder), version=decoder.digest)
+    return replace(metric, is_right_or_wrong=True, chance=of_frequent_classes(1)) if name == "exact_match" else metric
+
+
+def rouge_l(said: str, meant: str) -> float:
+    """Return ROUGE-L's F1: twice the longest common subsequence of words over the number of words in both; 0 without words.
+
+    Words are runs of letters and digits in lower case, unstemmed (C.-Y. Lin, "ROUGE: a package for automatic evaluation of
+    summaries", 2004; tokens as in the package rouge-score, whose letters are those of ASCII alone).
+
+    >>> rouge_l("The cat sat.", "the cat was sitting"), rouge_l("", "")
+    (0.5714285714285714, 0.0)
+    """
+    first, second = _WORD.findall(said.lower()), _WORD.findall(meant.lower())
+    if not (first and second):
+        return 0.0
+    return 2 * LCSseq.similarity(first, second) / (len(first) + len(second))
+
+
+def bleu(decoder: Decoder) -> Metric:
+    """Return corpus BLEU as sacrebleu computes it with its defaults (13a tokens, 4-grams, exponential smoothing), over 100.
+
+    Rows are the counts of a text that BLEU adds up: matched n-grams of orders 1 to 4, n-grams of the output, words of the
+    output, words of the label (M. Post, "A call for clarity in reporting BLEU scores", WMT 2018).
+    """
+
+    def rows(outputs: Outputs, labels: Labels | None, _: Outputs | None) -> Rows:
+        from sacrebleu.metrics.bleu import BLEU
+
+        counter = BLEU(effective_order=True)
+        found = [counter.sentence_score(said, [meant]) for said, meant in _texts_of(outputs, labels, decoder)]
+        return np.array([[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found], np.float64)
+
+    def expects(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
+        if not _installed():
+            raise JobError(
+                found="the metric 'bleu' without the package sacrebleu",
+                expected="sacrebleu, which counts the n-grams",
+                fix="pip install sacrebleu, or use the metric `rouge`",
+            )
+        return _expected_text("bleu", decoder, output, shape)
+
+    return Metric(
+        "bleu", rows, _bleu, expects, _missed_words, version=f"{decoder.digest} {_installed()}", wrong=_unmatched
+    )
+
+
+def _bleu(rows: Rows) -> float:
+    from sacrebleu.metrics.bleu import BLEU
+
+    *counts, said, meant = rows.sum(axis=0).astype(int).tolist()
+    found = BLEU.compute_bleu(counts[:_ORDERS], counts[_ORDERS:], said, meant, smooth_method="exp")
+    return float(found.score) / 100
+
+
+def _unmatched(rows: Rows) -> Wrong:
+    """Return rows without a matched n-gram."""
+    counts = np.zeros((len(rows), _ORDERS))
+    return Wrong(as_rows(counts, rows[:, _ORDERS:]), np.zeros(len(rows), np.intp))
+
+
+def _missed_words(rows: Rows) -> Vector:
+    """Return how many words of the longer text were not matched."""
+    return np.asarray(rows[:, -2:].max(axis=1) - rows[:, 0], np.float64)
+
+
+def _installed() -> str:
+    try:
+        return metadata.version("sacrebleu")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.chance import of_frequent_cells
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit, ratio_of_sums
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, misfit, ratio_of_sums
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
@@ -77,11 +77,7 @@ def cell_accuracy(name: str, threshold: float | None) -> Metric:
         return as_rows(((found == labels) & counted).sum(axis=axes), counted.sum(axis=axes))
 
     expects = _expects_tokens if name == "token_accuracy" else partial(_expected_maps, name, threshold)
-    return ratio_of_sums(name, rows, expects, _wrong, version=str(threshold), chance=of_frequent_cells)
-
-
-def _wrong(rows: Rows) -> Vector:
-    return rows[:, 1] - rows[:, 0]
+    return ratio_of_sums(name, rows, expects, version=str(threshold), chance=of_frequent_cells)
 
 
 def overlap(name: str, threshold: float | None) -> Metric:
@@ -98,12 +94,7 @@ def overlap(name: str, threshold: float | None) -> Metric:
         return as_rows(both, either) if name == "iou" else as_rows(2 * both, both + either)
 
     expects = partial(_expected_maps, name, threshold)
-    return ratio_of_sums(name, rows, expects, _missed_cells, version=str(threshold))
-
-
-def _missed_cells(rows: Rows) -> Vector:
-    both, either = np.split(rows, 2, axis=1)
-    return np.asarray((either - both).sum(axis=1), np.float64)
+    return ratio_of_sums(name, rows, expects, version=str(threshold))
 
 
 def _overlaps(found: Cells, classes: int, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

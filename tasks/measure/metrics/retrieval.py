@@ -66,11 +66,7 @@ def retrieval(name: RetrievalName, k: int | None) -> Metric:
             raise misfit(name, output, shape, "embeddings of shape (samples, dimensions), 2 dimensions or more")
         return LabelSpec("groups")
 
-    return ratio_of_sums(name, rows, expects, _lost, version=str(k), scope="set")
-
-
-def _lost(rows: Rows) -> Vector:
-    return -rows[:, 0]
+    return ratio_of_sums(name, rows, expects, version=str(k), scope="set")
 
 
 def _ranks(embeddings: NDArray[np.float64], labels: Labels) -> Iterator[tuple[int, Vector]]:

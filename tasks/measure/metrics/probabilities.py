@@ -17,7 +17,6 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
-    Wrong,
     as_rows,
     flat,
     mean_of_scores,
@@ -25,6 +24,7 @@ from tasks.measure.metrics.metric import (
     ratio_of_sums,
     values_a_sample,
 )
+from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
@@ -170,9 +170,4 @@ def f1_multilabel(average: Literal["macro", "micro"], threshold: float | None) -
             raise misfit(name, output, shape, f"values of shape (samples, labels), and {needed}")
         return LabelSpec("multi_hot", classes=shape[1])
 
-    return ratio_of_sums(name, rows, expects, _wrong_labels, version=str(threshold))
-
-
-def _wrong_labels(rows: Rows) -> Vector:
-    both, either = np.split(rows, 2, axis=1)
-    return np.asarray((either - both).sum(axis=1), np.float64)
+    return ratio_of_sums(name, rows, expects, version=str(threshold))

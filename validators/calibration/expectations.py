@@ -1,19 +1,22 @@
-"""Custom expectations on a model's view of the samples: likeness, cover and ranges, each with a chart.
+"""Custom expectations: drift of a column, the share of each label, and a model's view of the samples, with charts.
 
 Importing this module imports Great Expectations (4 s): import it inside the function that needs it.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from validators.calibration.charts import draw_bars, draw_shares, graph_content
+from validators.calibration.label_coverage import find_short_labels
 from validators.calibration.quiet_import import quiet_import
 from validators.calibration.representation import RADIUS_QUANTILE, covered_share
-from validators.samples.drift import count_in_bins, find_edges
+from validators.samples.drift import count_in_bins, expect_psi_by_chance, find_edges, find_signs, measure_psi
 from validators.samples.words import percent
 
 with quiet_import():
@@ -27,6 +30,95 @@ with quiet_import():
     from great_expectations.render.renderer.renderer import renderer
 
 SHOWN_TENSORS = 10
+
+
+class ColumnCountsInBins(ColumnAggregateMetricProvider):
+    """Metric that counts the values of a column between given edges."""
+
+    metric_name = "column.counts_in_bins"
+    value_keys = ("edges",)
+
+    @column_aggregate_value(engine=PandasExecutionEngine)
+    def _pandas(cls, column: pd.Series[float], edges: list[float], **_: Any) -> list[int]:  # noqa: N805  # the decorator makes it a class method
+        return list(count_in_bins(np.asarray(column, dtype=np.float64), edges))
+
+
+class ExpectColumnToFollowReference(ColumnAggregateExpectation):
+    """Expectation of at most `max_signs` of two drift signs between a column and a reference, given by its binned counts.
+
+    The caller computes `p_value`: its correction needs the p-values of all columns, and an expectation sees only one.
+    """
+
+    edges: list[float]
+    reference_counts: list[int]
+    p_value: float
+    max_psi: float
+    min_p_value: float
+    max_signs: int
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("column.counts_in_bins",)
+    success_keys: ClassVar[tuple[str, ...]] = (
+        "edges",
+        "reference_counts",
+        "p_value",
+        "max_psi",
+        "min_p_value",
+        "max_signs",
+    )
+
+    def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
+        counts = metrics["column.counts_in_bins"]
+        psi, by_chance = measure_psi(counts, self.reference_counts), expect_psi_by_chance(counts, self.reference_counts)
+        signs = find_signs(
+            counts, self.reference_counts, self.p_value, max_psi=self.max_psi, min_p_value=self.min_p_value
+        )
+        # The page accepts plain Python numbers only, not numpy's.
+        details = {
+            "psi": psi,
+            "psi_by_chance": by_chance,
+            "p_value": self.p_value,
+            "signs": list(signs),
+            "counts": counts,
+        }
+        observed = f"PSI {psi:.3f} ({by_chance:.3f} by chance), corrected KS p-value {self.p_value:.3g}"
+        return {"success": len(signs) <= self.max_signs, "result": {"observed_value": observed, "details": details}}
+
+    @classmethod
+    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
+    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
+        text = cls._get_observed_value_from_evr(result=result)
+        if not result or "counts" not in (result.result.get("details") or {}):
+            return text
+        kwargs, details = result.expectation_config.kwargs, result.result["details"]
+        # A column has two rows, which allow one sign and none. The chart is drawn once: in the first row that failed, since the
+        # page can hide successes, or else in the first row.
+        if kwargs["max_signs"] != (0 if len(details["signs"]) == 1 else 1):
+            return text
+        chart = draw_shares(kwargs["edges"], details["counts"], kwargs["reference_counts"])
+        return [text, graph_content(chart)]
+
+
+class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
+    """Expectation that each label occurs with at least `min_share` times its share of the reference counts."""
+
+    labels: list[int | str]
+    reference_counts: list[int]
+    min_share: float
+
+    metric_dependencies: ClassVar[tuple[str, ...]] = ("column.value_counts",)
+    success_keys: ClassVar[tuple[str, ...]] = ("labels", "reference_counts", "min_share")
+
+    def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
+        found = metrics["column.value_counts"]
+        counts = {label if isinstance(label, str) else int(label): int(count) for label, count in found.items()}
+        reference = dict(zip(self.labels, self.reference_counts, strict=True))
+        short = find_short_labels(counts, reference, self.min_share)
+        missing = "; ".join(f"{escape(str(s.label))}: {s.count}, needs {s.needed}" for s in short[:20])
+        observed = f"{len(counts)} values; {missing or 'none too rare'}"
+        return {
+            "success": not short,
+            "result": {"observed_value": observed, "details": {"short": [asdict(label) for label in short]}},
+        }
 
 
 class ColumnNumbers(ColumnAggregateMetricProvider):

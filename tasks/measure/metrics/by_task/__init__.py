@@ -1,1 +1,0 @@
-"""Metrics of one kind of task each: maps and tokens, probabilities, retrieval, generated text, detection."""
