@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,7 +58,7 @@ def render_page(
     chosen = by_name.get(result.chosen or "")
     checks: tuple[Any, ...] = calibration.checks if calibration else ()
     if calibration is None and result.calibration is not None:
-        checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
+        checks = tuple(Check(**asdict(check) | {"passed": False}) for check in result.calibration.failed_checks)
     rows = verdict_rows(result, by_name.values())
     return render(
         "page.html.j2",

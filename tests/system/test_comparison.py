@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def changed(result: Result, **changes: Any) -> Result:
 assert RESULT.source is not None and RESULT.inventory is not None and RESULT.baseline is not None
 LATER = changed(
     RESULT,
-    source=RESULT.source.model_copy(update={"version": "8"}),
+    source=replace(RESULT.source, version="8"),
     inventory=RESULT.inventory | {"cpu": "AMD EPYC 9B14", "load_average": 7.5},
 )
 RUNS = [
@@ -108,7 +109,7 @@ def test_drops_are_drawn_for_one_metric_alone() -> None:
 
 def test_hostile_text_is_escaped() -> None:
     assert RESULT.source is not None
-    evil = changed(RESULT, reason=EVIL, target=EVIL, source=RESULT.source.model_copy(update={"name": EVIL}))
+    evil = changed(RESULT, reason=EVIL, target=EVIL, source=replace(RESULT.source, name=EVIL))
     text = render_comparison([ComparedRun(EVIL, EVIL, evil, JOB), RUNS[0]])
     assert EVIL not in text and "&lt;script&gt;" in text
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1

@@ -38,15 +38,8 @@ from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.job.read_job import parse_job
 from validators.records import run as records
 from validators.records.measurements import KernelTime
-from validators.records.result import (
-    CalibrationResult,
-    ChampionResult,
-    CheckResult,
-    ErrorResult,
-    RefusalResult,
-    Result,
-    SourceResult,
-)
+from validators.records.result import CalibrationResult, ErrorResult, Result
+from validators.records.run import ChampionResult, CheckResult, RefusalResult, SourceResult
 from validators.records.verdicts import RankedPart, Recovery, Verdict
 from validators.targets import facts_of
 
