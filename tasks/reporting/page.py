@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
 from tasks.reporting import formats
-from tasks.reporting.answers import answer_rows, cache_lengths, memory_rows
-from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
-from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.answers import answers_table, memory_table
+from tasks.reporting.confirmation import confirmation_table, tell_confirmation
+from tasks.reporting.details import (
+    checks_table,
+    coverage_facts,
+    gates_table,
+    latencies_table,
+    slices_table,
+    tell_flips,
+)
 from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.measured import measured_facts
-from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
+from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
-from tasks.reporting.rows import failing, headings, metric_of, shown_outcome, verdict_rows
-from tasks.reporting.slices import slice_rows, tell_flips
+from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
-from validators.records.run import CalibrationVerdict, Check, Trial
+from validators.records.run import Trial
 from validators.samples.words import percent
 
 NO_PICTURES = Pictures()
@@ -44,22 +50,19 @@ def render_page(
     result: Result,
     job: Job | None,
     trials: Iterable[Trial] = (),
-    calibration: CalibrationVerdict | None = None,
     pictures: Pictures = NO_PICTURES,
     links: Mapping[str, str] | None = None,
 ) -> str:
     """Render the report as one HTML document.
 
-    `trials` and `calibration` add facts that the result document omits (session settings, notes, passed checks). `pictures`
-    come from `draw_pictures` and are the only unescaped text. `links` maps words to URLs; only http and https become links. A
-    run that ended early may lack the job, pictures or candidates.
+    `trials` add facts that the result document omits (session settings, notes). `pictures` come from `draw_pictures` and are
+    the only unescaped text. `links` maps words to URLs; only http and https become links. A run that ended early may lack the
+    job, pictures or candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
-    checks: tuple[Any, ...] = calibration.checks if calibration else ()
-    if calibration is None and result.calibration is not None:
-        checks = tuple(Check(**asdict(check) | {"passed": False}) for check in result.calibration.failed_checks)
-    rows = verdict_rows(result, by_name.values())
+    calibration = result.calibration
+    passed = sorted(calibration.passed_checks, key=lambda check: check.severity) if calibration else []
     return render(
         "page.html.j2",
         result=result,
@@ -67,26 +70,20 @@ def render_page(
         figures=_figures(result, by_name),
         pictures=pictures,
         confirmation_told=tell_confirmation(result),
-        confirmed_columns=CONFIRMED_COLUMNS,
-        confirmed=confirmed_rows(result),
+        confirmed=confirmation_table(result),
         recovery_told=tell_recovery(result),
-        part_columns=PART_COLUMNS,
-        parts=part_rows(result.recovery) if result.recovery else (),
-        answers=answer_rows(result),
-        memory=memory_rows(result),
-        cache_lengths=cache_lengths(result),
-        headings=headings(result),
-        rows=rows,
-        anchors={candidate.name: place for place, candidate in enumerate(result.candidates, start=1)},
+        parts=parts_table(result.recovery) if result.recovery else None,
+        answers=answers_table(result),
+        memory=memory_table(result),
+        verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
-        checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
+        checks=checks_table(calibration.failed_checks if calibration else (), passed),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
         load_code=load_code(result),
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
-        metric=metric_of(result),
     )
 
 
@@ -161,8 +158,9 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "variant": trial.variant if trial else None,
         "flips": tell_flips(candidate),
-        "slices": slice_rows(candidate, metric),
-        "latencies": trial.latencies if trial else (),
+        "gates": gates_table(candidate, metric),
+        "slices": slices_table(candidate, metric),
+        "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
         "saturation": _saturation(trial),
         "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),

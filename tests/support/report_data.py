@@ -183,6 +183,7 @@ RESULT = Result(
     calibration=CalibrationResult(
         outcome="accepted_with_warnings",
         failed_checks=list(CHECKS[2:]),
+        passed_checks=list(CHECKS[:2]),
     ),
     baseline=BaselineResult(
         metric="accuracy", value=0.77, latency_p50_ms=1.95, latency_p95_ms=2.14, size_bytes=90_100_000

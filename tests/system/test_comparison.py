@@ -14,8 +14,8 @@ from report_data import BARE, CHOSEN, ERROR, EVIL, JOB, NAMES, NO_VARIANT, RESUL
 from tasks.reporting.comparison import (
     ComparedRun,
     candidate_matrix,
-    differences,
-    outcome_rows,
+    differences_table,
+    outcomes_table,
     render_comparison,
     tell,
 )
@@ -61,16 +61,10 @@ def test_a_row_has_what_was_chosen_as_confirmed_where_it_was() -> None:
         one.model_copy(update={"confirmed": confirmed if one.name == CHOSEN else None}) for one in RESULT.candidates
     ]
     run = ComparedRun("a", "", changed(RESULT, candidates=candidates), JOB)
-    plain, sure, none = outcome_rows([RUNS[0], run, RUNS[2]])
-    assert (plain["chosen"], plain["speedup"], plain["speedup_lower"]) == (CHOSEN, "1.51x", "≥ 1.48x")
-    assert (sure["speedup"], sure["speedup_lower"], sure["drop"]) == ("1.40x", "≥ 1.35x", "+0.50 pt")
-    assert (sure["drop_upper"], sure["p50_ms"], sure["value"]) == ("≤ +1.10 pt", "1.50", "0.775")
-    assert (none["chosen"], none["speedup"], none["drop_upper"], none["outcome"]) == (
-        NO_VALUE,
-        NO_VALUE,
-        "",
-        "no_variant",
-    )
+    plain, sure, none = outcomes_table([RUNS[0], run, RUNS[2]]).texts()
+    assert (plain[5], plain[8]) == (CHOSEN, "1.51x (≥ 1.48x)")
+    assert sure[6:10] == ("0.775 (accuracy)", "+0.50 pt (≤ +1.10 pt)", "1.40x (≥ 1.35x)", "1.50")
+    assert none[4:6] == ("no_variant", NO_VALUE) and none[7:9] == (NO_VALUE, NO_VALUE)
 
 
 def test_each_candidate_stands_beside_itself() -> None:
@@ -85,14 +79,15 @@ def test_each_candidate_stands_beside_itself() -> None:
 
 
 def test_only_what_differs_is_listed_and_the_load_of_a_moment_is_not() -> None:
-    assert differences(RUNS) == [
-        ("source", ["text-topics version 7", "text-topics version 8", "text-topics version 7"]),
-        ("processor", ["Intel(R) Xeon(R) Platinum 8481C", "AMD EPYC 9B14", "Intel(R) Xeon(R) Platinum 8481C"]),
-        ("job: objective", ["latency", "size", "latency"]),
+    assert differences_table(RUNS).texts() == [
+        ("source", "text-topics version 7", "text-topics version 8", "text-topics version 7"),
+        ("processor", "Intel(R) Xeon(R) Platinum 8481C", "AMD EPYC 9B14", "Intel(R) Xeon(R) Platinum 8481C"),
+        ("job: objective", "latency", "size", "latency"),
     ]
-    assert differences([RUNS[0], RUNS[0]]) == []
+    assert not differences_table([RUNS[0], RUNS[0]])
     strict = JOB.model_copy(update={"gates": JOB.gates.model_copy(update={"max_drop": 0.01})})
-    assert differences([RUNS[0], ComparedRun("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["None", "0.01"])]
+    found = differences_table([RUNS[0], ComparedRun("x", "", RESULT, strict)])
+    assert found.texts() == [("job: gates.max_drop", "None", "0.01")]
 
 
 def test_drops_are_drawn_for_one_metric_alone() -> None:
