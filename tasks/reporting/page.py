@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,21 +28,12 @@ from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_tabl
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
-from validators.records.run import Trial
+from validators.records.run import Trial, Variant
 from validators.samples.words import percent
 
 NO_PICTURES = Pictures()
 SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One of the figures at the top: title, value, and a note with the baseline's value or the bound."""
-
-    title: str
-    value: str
-    note: str
 
 
 def render_page(
@@ -107,8 +97,8 @@ def load_code(result: Result) -> str | None:
     )
 
 
-def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
-    """Return four figures of the chosen candidate, confirmed ones if available."""
+def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str, str]]:
+    """Return title, value and a note of four figures of the chosen candidate, confirmed ones if available."""
     chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
     baseline = result.baseline
     if chosen is None or baseline is None:
@@ -117,22 +107,22 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
     ratio, drop = told.speedup_p50, told.metric_drop
     base_ms = _beside(trials.get(chosen.name), baseline.latency_p50_ms)
     return [
-        Figure(
+        (
             "speedup, p50",
             formats.speedup(ratio.value if ratio else None),
             f"at least {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
         ),
-        Figure(
+        (
             f"drop of {metric}",
             formats.metric_drop(drop.value if drop else None, metric),
             f"at most {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
         ),
-        Figure(
+        (
             "latency, p50",
             f"{formats.milliseconds(told.latency_p50_ms)} ms",
             f"baseline {formats.milliseconds(base_ms)} ms in {baseline.engine}",
         ),
-        Figure(
+        (
             "size",
             f"{formats.megabytes(chosen.size_bytes)} MB",
             f"baseline {formats.megabytes(baseline.size_bytes)} MB",
@@ -156,24 +146,25 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "result": candidate,
         "outcome": shown_outcome(candidate),
         "summary": candidate.refusal.kind if candidate.refusal else summary,
-        "variant": trial.variant if trial else None,
         "flips": tell_flips(candidate),
         "gates": gates_table(candidate, metric),
         "slices": slices_table(candidate, metric),
         "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
-        "saturation": _saturation(trial),
-        "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),
+        "made": _made(trial, trial.variant) if trial and trial.variant else [],
     }
 
 
-def _saturation(trial: Trial | None) -> str:
-    """Describe the tensors that a variant's fixed ranges clip most; empty for a variant without fixed ranges."""
-    if trial is None or trial.saturation is None or trial.saturation.worst is None:
-        return ""
-    worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
-    told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
-    return f"{told}, of {trial.saturation.samples} samples"
+def _made(trial: Trial, variant: Variant) -> list[tuple[str, object]]:
+    """Return what the pass changed, remarks, what ran in which kernels, and what fixed ranges clip most."""
+    facts: list[tuple[str, object]] = [*variant.changes.items(), *(("note", note) for note in variant.notes)]
+    if trial.coverage:
+        facts += coverage_facts(trial.coverage)
+    if trial.saturation and trial.saturation.worst:
+        worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
+        told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
+        facts.append(("largest saturation", f"{told}, of {trial.saturation.samples} samples"))
+    return [*facts, ("sha256", variant.digest)]
 
 
 def _safe(address: str) -> str | None:
