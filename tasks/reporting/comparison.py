@@ -37,11 +37,6 @@ class ComparedRun:
             return "no source"
         return f"{source.name} version {source.version}" if source.version else source.name
 
-    @property
-    def winner(self) -> CandidateResult | None:
-        """The chosen candidate, if any."""
-        return next((one for one in self.result.candidates if one.name == self.result.chosen), None)
-
 
 def render_comparison(runs: Sequence[ComparedRun]) -> str:
     """Render one HTML document: outcomes side by side, each candidate in each run, differences, and each run's details.
@@ -116,7 +111,7 @@ def differences_table(runs: Sequence[ComparedRun]) -> ReportTable:
 
 
 def _outcome_row(place: str, run: ComparedRun) -> list[Cell | str]:
-    result, winner, metric = run.result, run.winner, metric_of(run.result)
+    result, winner, metric = run.result, run.result.winner, metric_of(run.result)
     told = winner and (winner.confirmed or winner)
     return [
         Cell(place, link=f"run-{place}"),
@@ -168,9 +163,9 @@ def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
 def _picture(runs: Sequence[ComparedRun]) -> Picture | None:
     """Draw speedup and drop of each run's winner; drops only if all runs share one metric."""
     ends, told = [], []
-    metrics = {metric_of(run.result) for run in runs if run.winner}
+    metrics = {metric_of(run.result) for run in runs if run.result.winner}
     for place, run in enumerate(runs, start=1):
-        winner = run.winner
+        winner = run.result.winner
         label = f"{place}. {run.model}" + (f", {run.result.target}" if run.result.target else "")
         if winner is None:
             ends.append(Ends(label, run.result.outcome.replace("_", " ")))

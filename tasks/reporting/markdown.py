@@ -59,7 +59,7 @@ def headline(result: Result) -> list[str]:
 
     Speedup and drop are the confirmed ones if available.
     """
-    chosen = next((one for one in result.candidates if one.name == result.chosen), None)
+    chosen = result.winner
     if chosen is None:
         counts = Counter(_counted_as(one) for one in result.candidates)
         return [f"{count} {outcome}" for outcome, count in counts.most_common()]

@@ -99,8 +99,7 @@ def load_code(result: Result) -> str | None:
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str, str]]:
     """Return title, value and a note of four figures of the chosen candidate, confirmed ones if available."""
-    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
-    baseline = result.baseline
+    chosen, baseline = result.winner, result.baseline
     if chosen is None or baseline is None:
         return []
     metric, told = baseline.metric, chosen.confirmed or chosen

@@ -200,3 +200,8 @@ class Result(_Document):
     footprint: FootprintResult | None = None
     """Null for a run that ended before anything was measured, and while it waits for an approval."""
     seconds: SecondsResult
+
+    @property
+    def winner(self) -> CandidateResult | None:
+        """The chosen candidate, if any."""
+        return next((one for one in self.candidates if one.name == self.chosen), None)
