@@ -17,11 +17,11 @@ from tasks.reporting.details import (
     coverage_facts,
     gates_table,
     latencies_table,
+    measured_facts,
     slices_table,
     tell_flips,
 )
 from tasks.reporting.inventory import inventory_facts
-from tasks.reporting.measured import measured_facts
 from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
 from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
