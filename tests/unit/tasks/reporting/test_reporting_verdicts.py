@@ -69,6 +69,13 @@ def test_page_and_markdown_show_the_confirmation_and_its_figures_on_top() -> Non
     assert "judged again on 907" in markdown and "1.44x (≥ 1.31x)" in markdown
 
 
+def test_a_candidate_that_was_not_timed_again_has_no_bound() -> None:
+    untimed = confirmed(Estimate(0.03, 0.02, 0.04), Estimate(1.0)).model_copy(update={"speedup_p50": None})
+    candidates = [RESULT.candidates[0].model_copy(update={"confirmed": untimed})]
+    lines = verdict_markdown(RESULT.model_copy(update={"candidates": candidates})).splitlines()
+    assert lines[-1].endswith(f"| +3.00 pt (≤ +4.00 pt) | {NO_VALUE} |")
+
+
 def test_without_a_confirmation_nothing_is_said_of_one() -> None:
     assert 'id="confirmation"' not in render() and tell_confirmation(RESULT) == ""
     assert "judged again" not in verdict_markdown(RESULT)
