@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,8 +25,8 @@ def result_parts(result: Result) -> list[str | Table]:
     # Without candidates there are only checks to show.
     parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
-    chosen = next((one for one in result.candidates if one.name == result.chosen), None)
-    parts += [f"answers:   {one}" for one in generations_of(chosen.latencies)] if chosen else []
+    winner = result.winner
+    parts += [f"answers:   {one}" for one in generations_of(winner.latencies)] if winner else []
     if result.baseline and result.baseline.warning:
         parts.append(f"warning:   {result.baseline.warning}")
     parts += [f"note:      {absent}" for absent in result.absent_engines if not absent.for_source]
@@ -48,23 +47,13 @@ def write_files(result: Result, files: Files) -> None:
     for option, path in files.items():
         if path is not None and path.resolve().parent.is_dir():
             with write_whole(path) as partial:
-                partial.write_text(_FORMS[option](result), encoding="utf-8")
+                partial.write_text(_form(result, option), encoding="utf-8")
 
 
-def _json(result: Result) -> str:
-    return result.model_dump_json(indent=1) + "\n"
-
-
-def _junit(result: Result) -> str:
+def _form(result: Result, option: FileOption) -> str:
     from tasks.reporting.junit import junit_xml
-
-    return junit_xml(result)
-
-
-def _summary(result: Result) -> str:
     from tasks.reporting.markdown import verdict_markdown
 
-    return verdict_markdown(result)
-
-
-_FORMS: dict[FileOption, Callable[[Result], str]] = {"--result": _json, "--junit": _junit, "--summary": _summary}
+    if option == "--result":
+        return result.model_dump_json(indent=1) + "\n"
+    return junit_xml(result) if option == "--junit" else verdict_markdown(result)

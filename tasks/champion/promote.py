@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 from prefect.runtime import flow_run
 
-from tasks.champion.describe_version import describe_version
 from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.champion.promote_version import ApprovedVariant, promote_version
 from tasks.champion.readback import check_answer
 from tasks.champion.reconcile import reconcile
 from tasks.measure.request import request_of
-from tasks.registry.champion_slot import ChampionSlot, champion_at, place_of
+from tasks.ptq.graph.edits import model_bytes
+from tasks.records.run_record import run_address
+from tasks.registry.champion_slot import ChampionSlot, champion_at, former_champions, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import Run, log
 from tasks.run.step import step
@@ -32,6 +33,7 @@ from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
 from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
+from validators.records.journal import now
 from validators.records.run import Champion, Inventory, Variant
 from validators.samples.datasets import Arrays
 from validators.samples.run_inputs import RunInputs
@@ -121,20 +123,10 @@ def _offer(
     requests = [request_of(run_inputs.evidence, point, one) for one in rows]
     sizes = {point.batch_size for point in run.job.measurement.points}
     manifest = json.dumps(manifest_of(run_inputs, inventory, variant, approval.trial.saturation, sizes), indent=1)
-    place = champion_place(run, run_inputs)
 
     @cache
     def promoted() -> Promoted:
-        return describe_version(
-            run,
-            run_inputs,
-            inventory,
-            approval,
-            place=place,
-            manifest=manifest,
-            request=requests[0],
-            mlflow_run_id=mlflow_run_id,
-        )
+        return _promoted(run, run_inputs, inventory, approval, manifest, requests[0], mlflow_run_id)
 
     @cache
     def judged() -> list[Arrays]:
@@ -147,6 +139,41 @@ def _offer(
             check=lambda uri: check_answer(uri, requests, judged(), variant.candidate),
             describe=lambda: model_card(promoted()),
         )
+
+
+def _promoted(
+    run: Run,
+    run_inputs: RunInputs,
+    inventory: Inventory,
+    approval: Approval,
+    manifest: str,
+    request: Arrays,
+    mlflow_run_id: str,
+) -> Promoted:
+    """Return an approved variant with everything that its documents tell; `request` is a batch by input name."""
+    place, evidence, variant = champion_place(run, run_inputs), run_inputs.evidence, approval.variant
+    samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
+    with open_runner(variant.loaded, variant.session) as runner:
+        inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)
+    with connect(run.tracking_uri) as client:
+        before = former_champions(client, place)
+    return Promoted(
+        uri=place.uri(place.alias),
+        source=run_inputs.source,
+        source_bytes=model_bytes(run_inputs.source.onnx_path),
+        data={role: one.file for role, one in samples.items() if one is not None},
+        inventory=inventory,
+        job=run.job,
+        approval=approval,
+        manifest=json.loads(manifest),
+        inputs=inputs,
+        outputs=outputs,
+        request={name: array.shape for name, array in request.items()},
+        run_id=mlflow_run_id,
+        run_page=run_address(run, mlflow_run_id),
+        at=now(),
+        before=before,
+    )
 
 
 def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:

@@ -27,15 +27,13 @@ from validators.digests import digest_text
 from validators.gates.champion import champion_gates
 from validators.records.artifact_paths import EVIDENCE
 from validators.records.bundle import (
-    CalibrationFacts,
     CodeFacts,
     DataFacts,
     EvidenceRecord,
     PromotionDecision,
-    SourceFacts,
 )
 from validators.records.measurements import Accuracy
-from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Source, Trial
+from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Trial
 from validators.records.verdicts import SignOff
 from validators.samples.run_inputs import RunInputs
 from validators.source_code import OURS
@@ -74,11 +72,11 @@ def seal_evidence(
             format=FORMAT,
             decision=_decision(run, run_inputs, best, champion, sign_off, promotes=promotes),
             job=run.job.as_run(run_inputs.source.name, run_inputs.source.version, inventory.absent),
-            source=_source(run_inputs.source),
+            source=run_inputs.source,
             data={"calibration": _data(evidence.calibration.file), "evaluation": _data(evidence.evaluation.file)},
             inventory=inventory,
             code=_code(),
-            calibration=CalibrationFacts(calibration.outcome, calibration.checks, calibration.figures),
+            calibration=calibration,
             run_id=mlflow_run_id,
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -145,10 +143,6 @@ def _decision(
     stays = champion is not None and variant is not None and not champion_gates(variant.identity, champion)
     replaces = None if champion is None or stays else champion.version
     return PromotionDecision(promotes and not stays, place.name, place.target, replaces, sign_off)
-
-
-def _source(source: Source) -> SourceFacts:
-    return SourceFacts(source.uri, source.name, source.version, source.digest)
 
 
 def _data(file: DataFile) -> DataFacts:

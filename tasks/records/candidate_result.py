@@ -8,7 +8,7 @@ from typing import Any
 
 from validators.records.latencies import Latency, cost_of_million
 from validators.records.measurements import Coverage, Estimate, SliceDrop
-from validators.records.result import CandidateResult, ConfirmedResult, CostResult, RefusalResult, SliceResult
+from validators.records.result import CandidateResult, ConfirmedResult, CostResult, SliceResult
 from validators.records.run import Trial
 
 
@@ -19,7 +19,7 @@ def conclude_candidate(trial: Trial, price_per_hour: float | None = None) -> Can
     return CandidateResult(
         name=trial.candidate,
         outcome=trial.outcome,
-        refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        refusal=trial.refusal,
         proof=trial.variant.proof if trial.variant else "measured",
         metric_value=finite(trial.accuracy.value) if trial.accuracy else None,
         metric_drop=_finite_estimate(trial.drop),

@@ -53,7 +53,7 @@ def write_report(run: Run, record: str, findings: Findings, result: Result) -> P
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
         pictures = draw_pictures(result, run.job.gates, findings.trials)
-        text = render_page(result, run.job, findings.trials, findings.calibration, pictures)
+        text = render_page(result, run.job, findings.trials, pictures)
         page.write_text(redact(text), encoding="utf-8")
         for name, picture in pictures.of_run(result.chosen).items():
             (folder / f"{name}.png").write_bytes(picture.png)

@@ -14,16 +14,12 @@ from validators.records.measurements import Accuracy
 from validators.records.result import (
     BaselineResult,
     CalibrationResult,
-    ChampionResult,
-    CheckResult,
     ErrorResult,
     FootprintResult,
     Result,
     RunOutcome,
-    SignOffResult,
-    SourceResult,
 )
-from validators.records.run import CalibrationVerdict, Champion, Check, Inventory, Source, Trial
+from validators.records.run import CalibrationVerdict, Champion, Inventory, Source, Trial
 from validators.records.verdicts import Recovery, SignOff
 from validators.redact import redact
 from validators.samples.words import count as counted
@@ -251,8 +247,7 @@ def _tell_recovery(findings: Findings) -> str:
 
 
 def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:
-    source, inventory = findings.source, findings.inventory
-    calibration, champion = findings.calibration, findings.champion
+    inventory, calibration = findings.inventory, findings.calibration
     trials = tuple(
         findings.best if findings.best and trial.candidate == findings.best.candidate else trial
         for trial in findings.trials
@@ -260,16 +255,14 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
     return Result(
         outcome=outcome,
         reason=redact(plain(reason)),
-        source=SourceResult(uri=source.uri, name=source.name, version=source.version, digest=source.digest)
-        if source
-        else None,
+        source=findings.source,
         target=job.target if job else None,
         inventory={key: value for key, value in asdict(inventory).items() if key != "absent"} if inventory else None,
         absent_engines=list(inventory.absent) if inventory else [],
         calibration=CalibrationResult(
             outcome=calibration.outcome,
-            failed_checks=[_check(check) for check in calibration.failed],
-            passed_checks=[_check(check) for check in calibration.checks if check.passed],
+            failed_checks=list(calibration.failed),
+            passed_checks=[check for check in calibration.checks if check.passed],
             figures=calibration.figures,
             page=str(calibration.page),
         )
@@ -278,25 +271,11 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         baseline=_baseline(job, findings, trials),
         candidates=[conclude_candidate(trial, job.measurement.price_per_hour if job else None) for trial in trials],
         recovery=findings.recovery,
-        sign_off=_sign_off(findings.sign_off),
-        champion=ChampionResult(
-            name=champion.name, version=champion.version, alias=champion.alias, previous=champion.previous
-        )
-        if champion
-        else None,
+        sign_off=findings.sign_off,
+        champion=findings.champion,
         report=str(findings.report) if findings.report else None,
         footprint=findings.footprint,
         seconds=clock.seconds(),
-    )
-
-
-def _sign_off(said: SignOff | None) -> SignOffResult | None:
-    return SignOffResult(decision=said.decision, by=said.by, comment=said.comment, at=said.at) if said else None
-
-
-def _check(check: Check) -> CheckResult:
-    return CheckResult(
-        name=check.name, severity=check.severity, found=check.found, expected=check.expected, fix=check.fix
     )
 
 

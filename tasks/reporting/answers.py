@@ -1,4 +1,4 @@
-"""Answers of a decoder as rows of text: speed by length of the prompt, bytes read, and memory by length of the cache."""
+"""Answers of a decoder: speed by length of the prompt, bytes read, and memory by length of the cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from tasks.reporting import formats
-from tasks.reporting.rows import RowOutcome, metric_of, shown_outcome
+from tasks.reporting.rows import RowOutcome, metric_heading, metric_of, shown_outcome
+from tasks.reporting.tables import Column, ReportTable
 from validators.records.generation import DecoderBytes, Generation, generations_of
 from validators.records.result import CandidateResult, Result
 
@@ -29,32 +30,6 @@ class Answerer:
     agreement: float | None
     decoder: DecoderBytes | None
     generations: tuple[Generation, ...]
-
-
-@dataclass(frozen=True)
-class AnswerRow:
-    """One row of the table of speeds, every cell as text in the unit of its heading."""
-
-    name: str
-    is_chosen: bool
-    metric: str
-    agreement: str
-    request: str
-    first_ms: str
-    tokens_per_s: str
-    read_mb: str
-    bandwidth_gb: str
-
-
-@dataclass(frozen=True)
-class MemoryRow:
-    """One row of the table of memory; `memory_mb` has one cell for each length of the cache."""
-
-    name: str
-    is_chosen: bool
-    weights_mb: str
-    cache_kb: str
-    memory_mb: tuple[str, ...]
 
 
 def answerers(result: Result) -> tuple[Answerer, ...]:
@@ -79,46 +54,53 @@ def answerers(result: Result) -> tuple[Answerer, ...]:
     )
 
 
-def answer_rows(result: Result) -> tuple[AnswerRow, ...]:
-    """Return a row for each candidate and length of the prompt, the baseline's first."""
+def answers_table(result: Result) -> ReportTable:
+    """Return the table of speeds: a row for each candidate and length of the prompt, the baseline's first."""
     shown = answerers(result)
     several = len({(one.batch_size, one.threads) for answerer in shown for one in answerer.generations}) > 1
-    return tuple(
-        AnswerRow(
-            name=answerer.name,
-            is_chosen=answerer.is_chosen,
-            metric=formats.metric_value(answerer.metric, metric_of(result)),
-            agreement=formats.percent(answerer.agreement),
-            request=_request(one, several=several),
-            first_ms=formats.milliseconds(one.first_ms[0]),
-            tokens_per_s=formats.significant(one.tokens_per_s[0]),
-            read_mb=formats.megabytes(one.read_per_token(answerer.decoder) if answerer.decoder else None),
-            bandwidth_gb=formats.gigabytes(one.bandwidth(answerer.decoder, 0) if answerer.decoder else None),
+    each = [(answerer, one) for answerer in shown for one in answerer.generations]
+    rows = [
+        (
+            answerer.name,
+            formats.metric_value(answerer.metric, metric_of(result)),
+            formats.percent(answerer.agreement),
+            _request(one, several=several),
+            formats.milliseconds(one.first_ms[0]),
+            formats.significant(one.tokens_per_s[0]),
+            formats.megabytes(one.read_per_token(answerer.decoder) if answerer.decoder else None),
+            formats.gigabytes(one.bandwidth(answerer.decoder, 0) if answerer.decoder else None),
         )
-        for answerer in shown
-        for one in answerer.generations
-    )
+        for answerer, one in each
+    ]
+    figures = ("Agreement %", "Prompt + answer", "First token ms", "Tokens/s", "MB per token", "GB/s")
+    columns = [Column("Candidate", "name"), Column(metric_heading(result)), *map(Column, figures)]
+    kinds = ["chosen" * answerer.is_chosen for answerer, _ in each]
+    return ReportTable("answers", "speed of answers", columns, rows, kinds)
 
 
 def cache_lengths(result: Result) -> tuple[int, ...]:
-    """Return the lengths of the cache, in tokens, whose memory `memory_rows` has."""
+    """Return the lengths of the cache, in tokens, whose memory `memory_table` has."""
     decoder = next((one.decoder for one in answerers(result) if one.decoder), None)
     return decoder.lengths if decoder else ()
 
 
-def memory_rows(result: Result) -> tuple[MemoryRow, ...]:
-    """Return the memory of each candidate, the baseline's first."""
-    lengths = cache_lengths(result)
-    return tuple(
-        MemoryRow(
-            name=one.name,
-            is_chosen=one.is_chosen,
-            weights_mb=formats.megabytes(one.decoder.weights),
-            cache_kb=formats.significant(one.decoder.cache / 1e3),
-            memory_mb=tuple(formats.megabytes(one.decoder.memory(length)) for length in lengths),
+def memory_table(result: Result) -> ReportTable:
+    """Return the table of memory of each candidate, the baseline's first, by length of the cache."""
+    lengths, shown = cache_lengths(result), [one for one in answerers(result) if one.decoder]
+    rows = [
+        (
+            one.name,
+            formats.megabytes(one.decoder.weights),
+            formats.significant(one.decoder.cache / 1e3),
+            *(formats.megabytes(one.decoder.memory(length)) for length in lengths),
         )
-        for one in answerers(result)
+        for one in shown
         if one.decoder
+    ]
+    figures = ("Weights MB", "Cache kB per token", *(f"MB at {length:,}" for length in lengths))
+    columns = [Column("Candidate", "name"), *map(Column, figures)]
+    return ReportTable(
+        "answers", "memory by length of the cache", columns, rows, ["chosen" * one.is_chosen for one in shown]
     )
 
 

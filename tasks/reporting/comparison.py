@@ -10,7 +10,8 @@ from tasks.reporting import formats
 from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.pictures.comparison_picture import Ends, compare_spec
 from tasks.reporting.pictures.run_pictures import Picture, draw_pareto
-from tasks.reporting.rows import headings, metric_of, shown_outcome, verdict_rows
+from tasks.reporting.rows import metric_of, shown_outcome, verdict_table
+from tasks.reporting.tables import Cell, Column, ReportTable, drop_cell, speedup_cell
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
@@ -36,11 +37,6 @@ class ComparedRun:
             return "no source"
         return f"{source.name} version {source.version}" if source.version else source.name
 
-    @property
-    def winner(self) -> CandidateResult | None:
-        """The chosen candidate, if any."""
-        return next((one for one in self.result.candidates if one.name == self.result.chosen), None)
-
 
 def render_comparison(runs: Sequence[ComparedRun]) -> str:
     """Render one HTML document: outcomes side by side, each candidate in each run, differences, and each run's details.
@@ -51,10 +47,10 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
         "comparison.html.j2",
         runs=runs,
         told=tell(runs),
-        outcomes=outcome_rows(runs),
+        outcomes=outcomes_table(runs),
         picture=_picture(runs),
         matrix=candidate_matrix(runs),
-        differences=differences(runs),
+        differences=differences_table(runs),
         details=[_detail(run) for run in runs],
     )
 
@@ -74,9 +70,18 @@ def tell(runs: Sequence[ComparedRun]) -> str:
     return " ".join(parts)
 
 
-def outcome_rows(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
-    """Return one row per run with the chosen candidate and its figures, confirmed ones if available; text by column."""
-    return [_outcome_row(place, run) for place, run in enumerate(runs, start=1)]
+def outcomes_table(runs: Sequence[ComparedRun]) -> ReportTable:
+    """Return the table of one row per run: the chosen candidate and its figures, confirmed ones if available."""
+    columns = [
+        Column("Run"),
+        Column("Model", "name"),
+        *(Column(heading, "text") for heading in ("Target", "Started (UTC)")),
+        Column("Outcome", "pill"),
+        Column("Chosen", "text"),
+        *map(Column, ("Metric", "Drop", "Speedup", "p50 ms", "Size MB")),
+    ]
+    rows = [_outcome_row(str(place), run) for place, run in enumerate(runs, start=1)]
+    return ReportTable("runs sortable", "one run a row", columns, rows)
 
 
 def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[str, str] | None]]]:
@@ -95,35 +100,32 @@ def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[s
     ]
 
 
-def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """Return the facts that differ between the runs, one text per run: source, hardware, versions, job settings."""
+def differences_table(runs: Sequence[ComparedRun]) -> ReportTable:
+    """Return the table of facts that differ between the runs: source, hardware, versions, job settings."""
     facts = [_facts(run) for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
-    rows = [(name, [one.get(name, formats.NO_VALUE) for one in facts]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    rows = [(name, *(one.get(name, formats.NO_VALUE) for one in facts)) for name in names]
+    columns = [Column("Fact", "name"), *(Column(f"Run {place}", "text") for place in range(1, len(runs) + 1))]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    return ReportTable("checks", "differences between the runs", columns, differing)
 
 
-def _outcome_row(place: int, run: ComparedRun) -> dict[str, str]:
-    result, winner, metric = run.result, run.winner, metric_of(run.result)
+def _outcome_row(place: str, run: ComparedRun) -> list[Cell | str]:
+    result, winner, metric = run.result, run.result.winner, metric_of(run.result)
     told = winner and (winner.confirmed or winner)
-    ratio, drop = (told.speedup_p50, told.metric_drop) if told else (None, None)
-    return {
-        "number": str(place),
-        "model": run.model,
-        "target": result.target or formats.NO_VALUE,
-        "started": run.started,
-        "outcome": result.outcome,
-        "chosen": result.chosen or formats.NO_VALUE,
-        "metric": metric,
-        "value": formats.metric_value(told.metric_value if told else None, metric),
-        "drop": formats.metric_drop(drop.value if drop else None, metric),
-        "drop_upper": f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
-        "speedup": formats.speedup(ratio.value if ratio else None),
-        "speedup_lower": f"≥ {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
-        "p50_ms": formats.milliseconds(told.latency_p50_ms if told else None),
-        "size_mb": formats.megabytes(winner.size_bytes if winner else None),
-        "reason": result.reason,
-    }
+    return [
+        Cell(place, link=f"run-{place}"),
+        run.model,
+        result.target or formats.NO_VALUE,
+        run.started,
+        result.outcome,
+        result.chosen or formats.NO_VALUE,
+        Cell(formats.metric_value(told.metric_value if told else None, metric), metric),
+        drop_cell(told.metric_drop if told else None, metric),
+        speedup_cell(told.speedup_p50 if told else None),
+        formats.milliseconds(told.latency_p50_ms if told else None),
+        formats.megabytes(winner.size_bytes if winner else None),
+    ]
 
 
 def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
@@ -161,9 +163,9 @@ def _flat(settings: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
 def _picture(runs: Sequence[ComparedRun]) -> Picture | None:
     """Draw speedup and drop of each run's winner; drops only if all runs share one metric."""
     ends, told = [], []
-    metrics = {metric_of(run.result) for run in runs if run.winner}
+    metrics = {metric_of(run.result) for run in runs if run.result.winner}
     for place, run in enumerate(runs, start=1):
-        winner = run.winner
+        winner = run.result.winner
         label = f"{place}. {run.model}" + (f", {run.result.target}" if run.result.target else "")
         if winner is None:
             ends.append(Ends(label, run.result.outcome.replace("_", " ")))
@@ -180,7 +182,6 @@ def _picture(runs: Sequence[ComparedRun]) -> Picture | None:
 def _detail(run: ComparedRun) -> dict[str, Any]:
     return {
         "run": run,
-        "headings": headings(run.result),
-        "rows": verdict_rows(run.result),
+        "verdicts": verdict_table(run.result),
         "picture": draw_pareto(run.result, run.job.gates) if run.job else None,
     }

@@ -1,48 +1,26 @@
-"""Results of the confirmation as rows of text, shared by the HTML report and the Markdown."""
+"""Results of the confirmation, shared by the HTML report and the Markdown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tasks.reporting import formats
 from tasks.reporting.rows import metric_of
+from tasks.reporting.tables import Cell, Column, ReportTable, drop_cell, speedup_cell
 from validators.records.result import CandidateResult, Result
-from validators.records.run import CandidateOutcome
 
-# Attribute of `ConfirmedRow` and heading, in the order of the table.
-CONFIRMED_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("name", "Candidate"),
-    ("outcome", "Outcome"),
-    ("samples", "Samples"),
-    ("baseline", "Baseline"),
-    ("metric", "Metric"),
-    ("drop", "Drop"),
-    ("chosen_drop", "When chosen"),
-    ("speedup", "Speedup"),
-    ("chosen_speedup", "When chosen"),
+COLUMNS = (
+    Column("Candidate", "code name"),
+    Column("Outcome", "pill"),
+    *map(Column, ("Samples", "Baseline", "Metric", "Drop")),
+    Column("When chosen", "number quiet"),
+    Column("Speedup"),
+    Column("When chosen", "number quiet"),
 )
 
 
-@dataclass(frozen=True)
-class ConfirmedRow:
-    """A candidate's results on the confirmation samples, beside those on the selection samples."""
-
-    name: str
-    outcome: CandidateOutcome
-    samples: str
-    baseline: str
-    metric: str
-    drop: str
-    drop_upper: str
-    chosen_drop: str
-    speedup: str
-    speedup_lower: str
-    chosen_speedup: str
-
-
-def confirmed_rows(result: Result) -> tuple[ConfirmedRow, ...]:
-    """Return a row for each candidate that was judged again, in the order of the result."""
-    return tuple(_row(candidate, metric_of(result)) for candidate in result.candidates if candidate.confirmed)
+def confirmation_table(result: Result) -> ReportTable:
+    """Return the table of the candidates that were judged again, beside their figures when they were chosen."""
+    rows = [_row(candidate, metric_of(result)) for candidate in result.candidates if candidate.confirmed]
+    return ReportTable("confirmed", "candidates that were judged again", COLUMNS, rows)
 
 
 def tell_confirmation(result: Result) -> str:
@@ -60,21 +38,17 @@ def tell_confirmation(result: Result) -> str:
     )
 
 
-def _row(candidate: CandidateResult, metric: str) -> ConfirmedRow:
-    confirmed = candidate.confirmed
+def _row(candidate: CandidateResult, metric: str) -> list[Cell | str]:
+    confirmed, before, ratio = candidate.confirmed, candidate.metric_drop, candidate.speedup_p50
     assert confirmed is not None
-    drop, speedup = confirmed.metric_drop, confirmed.speedup_p50
-    before, ratio = candidate.metric_drop, candidate.speedup_p50
-    return ConfirmedRow(
-        name=candidate.name,
-        outcome=candidate.outcome,
-        samples=str(confirmed.n),
-        baseline=formats.metric_value(confirmed.baseline_value, metric),
-        metric=formats.metric_value(confirmed.metric_value, metric),
-        drop=formats.metric_drop(drop.value if drop else None, metric),
-        drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
-        chosen_drop=formats.metric_drop(before.value if before else None, metric),
-        speedup=formats.speedup(speedup.value if speedup else None),
-        speedup_lower=f"≥ {formats.speedup(speedup.low)}" if speedup and speedup.low is not None else "",
-        chosen_speedup=formats.speedup(ratio.value if ratio else None),
-    )
+    return [
+        candidate.name,
+        candidate.outcome,
+        str(confirmed.n),
+        formats.metric_value(confirmed.baseline_value, metric),
+        formats.metric_value(confirmed.metric_value, metric),
+        drop_cell(confirmed.metric_drop, metric),
+        formats.metric_drop(before.value if before else None, metric),
+        speedup_cell(confirmed.speedup_p50),
+        formats.speedup(ratio.value if ratio else None),
+    ]

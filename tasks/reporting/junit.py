@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -37,17 +38,15 @@ def junit_xml(result: Result) -> str:
     """
     root = ElementTree.Element("testsuites", name="quantgate")
     for name, cases in _suites(result):
-        counts = {
-            element: str(sum(case.element == element for case in cases)) for element in ("failure", "error", "skipped")
-        }
+        counts = Counter(case.element for case in cases)
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             name=plain(name),
             tests=str(len(cases)),
-            failures=counts["failure"],
-            errors=counts["error"],
-            skipped=counts["skipped"],
+            failures=str(counts["failure"]),
+            errors=str(counts["error"]),
+            skipped=str(counts["skipped"]),
         )
         for case in cases:
             found = ElementTree.SubElement(suite, "testcase", classname=plain(name), name=plain(case.name))

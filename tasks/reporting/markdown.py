@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from tasks.reporting import formats
-from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
-from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
-from tasks.reporting.rows import COLUMNS, headings, metric_of, shown_outcome, verdict_rows
+from tasks.reporting.confirmation import confirmation_table, tell_confirmation
+from tasks.reporting.details import checks_table
+from tasks.reporting.parts import parts_table, tell_recovery
+from tasks.reporting.rows import MEMORY, P95, metric_of, shown_outcome, verdict_table
+from tasks.reporting.tables import Column, ReportTable
 from validators.plain_text import as_markdown, markdown_table, plain
 from validators.records.result import CandidateResult, Result
 
-# A terminal has 80 to 200 columns; the HTML report adds memory and tail latency.
-TERMINAL_COLUMNS = ("name", "outcome", "metric", "drop", "speedup", "p50_ms", "size_mb", "coverage_percent", "reason")
-_NUMERIC = frozenset(column for column, _ in COLUMNS) - {"name", "outcome", "reason"}
 # The HTML report lists more of them.
 NOISIEST_PARTS = 5
 
@@ -46,11 +46,10 @@ def verdict_markdown(result: Result) -> str:
                 for check in result.calibration.failed_checks
             )
         )
-    if rows := verdict_rows(result):
-        titles = headings(result)
-        numeric = [column in _NUMERIC for column in titles]
-        parts.append(_table([[row.cell(column) for column in titles] for row in rows], list(titles.values()), numeric))
-    parts += _confirmation(result)
+    if table := verdict_table(result):
+        parts.append(_table(table))
+    if told := tell_confirmation(result):
+        parts += [as_markdown(told), _table(confirmation_table(result).without("Baseline", "When chosen"))]
     parts += _recovery(result)
     return "\n\n".join(parts) + "\n"
 
@@ -60,7 +59,7 @@ def headline(result: Result) -> list[str]:
 
     Speedup and drop are the confirmed ones if available.
     """
-    chosen = next((one for one in result.candidates if one.name == result.chosen), None)
+    chosen = result.winner
     if chosen is None:
         counts = Counter(_counted_as(one) for one in result.candidates)
         return [f"{count} {outcome}" for outcome, count in counts.most_common()]
@@ -88,50 +87,28 @@ def question_markdown(result: Result, digest: str, place: str, replaces: str, ad
     return "\n".join(f"- {line}" for line in asked) + f"\n\n{as_markdown(result.reason)}{link}\n"
 
 
-def _confirmation(result: Result) -> list[str]:
-    """Render how the winner was confirmed; empty if no candidate was judged again."""
-    told = tell_confirmation(result)
-    if not told:
-        return []
-    titles = ["Candidate", "Outcome", "Samples", "Metric", "Drop", "Speedup"]
-    rows = [
-        [
-            row.name,
-            row.outcome,
-            row.samples,
-            row.metric,
-            f"{row.drop} ({row.drop_upper})",
-            f"{row.speedup} ({row.speedup_lower})",
-        ]
-        for row in confirmed_rows(result)
-    ]
-    return [as_markdown(told), _table(rows, titles, [title not in ("Candidate", "Outcome") for title in titles])]
-
-
 def _recovery(result: Result) -> list[str]:
     """Render the recovery's attempts and the noisiest parts; empty without a recovery."""
     if result.recovery is None:
         return []
-    rows = part_rows(result.recovery, NOISIEST_PARTS)
-    cells = [[*(str(getattr(row, name)) for name, _ in PART_COLUMNS), "left in float" * row.kept] for row in rows]
-    titles = [*(title for _, title in PART_COLUMNS), ""]
-    numeric = [*(name != "label" for name, _ in PART_COLUMNS), False]
-    return [
-        as_markdown(f"Most sensitive parts: {tell_recovery(result)}"),
-        *([_table(cells, titles, numeric)] if rows else []),
-    ]
+    table = parts_table(result.recovery, NOISIEST_PARTS)
+    # A line has no room for the number of nodes.
+    rows = [(*(cell.text for _, cell in row), row[1][1].pill) for _, row in table.shown()]
+    told = as_markdown(f"Most sensitive parts: {tell_recovery(result)}")
+    return [told, _table(replace(table, columns=[*table.columns, Column("", "text")], rows=rows))] if rows else [told]
 
 
-def _table(rows: list[list[str]], titles: list[str], numeric: list[bool]) -> str:
-    """Return a table of plain text."""
-    cells = [[as_markdown(cell) for cell in row] for row in rows]
-    return "\n".join(markdown_table(titles, cells, [index for index, right in enumerate(numeric) if right]))
+def _table(table: ReportTable) -> str:
+    """Return a table as Markdown, numbers aligned right."""
+    cells = [[as_markdown(text) for text in row] for row in table.texts()]
+    right = [index for index, column in enumerate(table.columns) if "number" in column.look]
+    return "\n".join(markdown_table(table.headings, cells, right))
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:
     """Return the verdict table as one dict per row, text by heading, for a Prefect table artifact."""
-    titles = headings(result)
-    return [{title: plain(row.cell(column)) for column, title in titles.items()} for row in verdict_rows(result)]
+    table = verdict_table(result)
+    return [dict(zip(table.headings, map(plain, row), strict=True)) for row in table.texts()]
 
 
 def terminal_rows(result: Result) -> list[tuple[str, ...]]:
@@ -139,10 +116,8 @@ def terminal_rows(result: Result) -> list[tuple[str, ...]]:
 
     The text is plain: a printer that reads markup, such as rich, must escape it (a reason may contain `[label=3]`).
     """
-    titles = headings(result)
-    rows = verdict_rows(result)
-    lines = [tuple(titles[column] for column in TERMINAL_COLUMNS)] if rows else []
-    return lines + [tuple(row.cell(column) for column in TERMINAL_COLUMNS) for row in rows]
+    table = verdict_table(result).without(P95, MEMORY)
+    return [table.headings, *table.texts()] if table else []
 
 
 def check_rows(result: Result) -> list[tuple[str, ...]]:
@@ -150,9 +125,5 @@ def check_rows(result: Result) -> list[tuple[str, ...]]:
     calibration = result.calibration
     if calibration is None:
         return []
-    failed = [
-        (check.name, "warning" if check.severity == "warning" else "failed", check.found)
-        for check in calibration.failed_checks
-    ]
-    passed = [(check.name, "passed", check.found) for check in calibration.passed_checks]
-    return [("Check", "Outcome", "Found"), *failed, *passed]
+    table = checks_table(calibration.failed_checks, calibration.passed_checks).without("Expected", "Fix")
+    return [table.headings, *table.texts()]

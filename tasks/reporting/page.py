@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
 from tasks.reporting import formats
-from tasks.reporting.answers import answer_rows, cache_lengths, memory_rows
-from tasks.reporting.confirmation import CONFIRMED_COLUMNS, confirmed_rows, tell_confirmation
-from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.answers import answers_table, memory_table
+from tasks.reporting.confirmation import confirmation_table, tell_confirmation
+from tasks.reporting.details import (
+    checks_table,
+    coverage_facts,
+    gates_table,
+    latencies_table,
+    measured_facts,
+    slices_table,
+    tell_flips,
+)
 from tasks.reporting.inventory import inventory_facts
-from tasks.reporting.measured import measured_facts
-from tasks.reporting.parts import PART_COLUMNS, part_rows, tell_recovery
+from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
-from tasks.reporting.rows import failing, headings, metric_of, shown_outcome, verdict_rows
-from tasks.reporting.slices import slice_rows, tell_flips
+from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
-from validators.records.run import CalibrationVerdict, Check, Trial
+from validators.records.run import Trial, Variant
 from validators.samples.words import percent
 
 NO_PICTURES = Pictures()
@@ -31,35 +36,23 @@ SHOWN_TENSORS = 3
 _LINK_SCHEMES = ("http", "https")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One of the figures at the top: title, value, and a note with the baseline's value or the bound."""
-
-    title: str
-    value: str
-    note: str
-
-
 def render_page(
     result: Result,
     job: Job | None,
     trials: Iterable[Trial] = (),
-    calibration: CalibrationVerdict | None = None,
     pictures: Pictures = NO_PICTURES,
     links: Mapping[str, str] | None = None,
 ) -> str:
     """Render the report as one HTML document.
 
-    `trials` and `calibration` add facts that the result document omits (session settings, notes, passed checks). `pictures`
-    come from `draw_pictures` and are the only unescaped text. `links` maps words to URLs; only http and https become links. A
-    run that ended early may lack the job, pictures or candidates.
+    `trials` add facts that the result document omits (session settings, notes). `pictures` come from `draw_pictures` and are
+    the only unescaped text. `links` maps words to URLs; only http and https become links. A run that ended early may lack the
+    job, pictures or candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
-    checks: tuple[Any, ...] = calibration.checks if calibration else ()
-    if calibration is None and result.calibration is not None:
-        checks = tuple(Check(passed=False, **check.model_dump()) for check in result.calibration.failed_checks)
-    rows = verdict_rows(result, by_name.values())
+    calibration = result.calibration
+    passed = sorted(calibration.passed_checks, key=lambda check: check.severity) if calibration else []
     return render(
         "page.html.j2",
         result=result,
@@ -67,26 +60,20 @@ def render_page(
         figures=_figures(result, by_name),
         pictures=pictures,
         confirmation_told=tell_confirmation(result),
-        confirmed_columns=CONFIRMED_COLUMNS,
-        confirmed=confirmed_rows(result),
+        confirmed=confirmation_table(result),
         recovery_told=tell_recovery(result),
-        part_columns=PART_COLUMNS,
-        parts=part_rows(result.recovery) if result.recovery else (),
-        answers=answer_rows(result),
-        memory=memory_rows(result),
-        cache_lengths=cache_lengths(result),
-        headings=headings(result),
-        rows=rows,
-        anchors={candidate.name: place for place, candidate in enumerate(result.candidates, start=1)},
+        parts=parts_table(result.recovery) if result.recovery else None,
+        answers=answers_table(result),
+        memory=memory_table(result),
+        verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
-        checks=sorted(checks, key=lambda check: (check.passed, check.severity)),
+        checks=checks_table(calibration.failed_checks if calibration else (), passed),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
         load_code=load_code(result),
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
-        metric=metric_of(result),
     )
 
 
@@ -110,32 +97,31 @@ def load_code(result: Result) -> str | None:
     )
 
 
-def _figures(result: Result, trials: Mapping[str, Trial]) -> list[Figure]:
-    """Return four figures of the chosen candidate, confirmed ones if available."""
-    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
-    baseline = result.baseline
+def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str, str]]:
+    """Return title, value and a note of four figures of the chosen candidate, confirmed ones if available."""
+    chosen, baseline = result.winner, result.baseline
     if chosen is None or baseline is None:
         return []
     metric, told = baseline.metric, chosen.confirmed or chosen
     ratio, drop = told.speedup_p50, told.metric_drop
     base_ms = _beside(trials.get(chosen.name), baseline.latency_p50_ms)
     return [
-        Figure(
+        (
             "speedup, p50",
             formats.speedup(ratio.value if ratio else None),
             f"at least {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
         ),
-        Figure(
+        (
             f"drop of {metric}",
             formats.metric_drop(drop.value if drop else None, metric),
             f"at most {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
         ),
-        Figure(
+        (
             "latency, p50",
             f"{formats.milliseconds(told.latency_p50_ms)} ms",
             f"baseline {formats.milliseconds(base_ms)} ms in {baseline.engine}",
         ),
-        Figure(
+        (
             "size",
             f"{formats.megabytes(chosen.size_bytes)} MB",
             f"baseline {formats.megabytes(baseline.size_bytes)} MB",
@@ -159,23 +145,25 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "result": candidate,
         "outcome": shown_outcome(candidate),
         "summary": candidate.refusal.kind if candidate.refusal else summary,
-        "variant": trial.variant if trial else None,
         "flips": tell_flips(candidate),
-        "slices": slice_rows(candidate, metric),
-        "latencies": trial.latencies if trial else (),
+        "gates": gates_table(candidate, metric),
+        "slices": slices_table(candidate, metric),
+        "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
-        "saturation": _saturation(trial),
-        "coverage": coverage_facts(trial.coverage) if trial and trial.coverage else (),
+        "made": _made(trial, trial.variant) if trial and trial.variant else [],
     }
 
 
-def _saturation(trial: Trial | None) -> str:
-    """Describe the tensors that a variant's fixed ranges clip most; empty for a variant without fixed ranges."""
-    if trial is None or trial.saturation is None or trial.saturation.worst is None:
-        return ""
-    worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
-    told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
-    return f"{told}, of {trial.saturation.samples} samples"
+def _made(trial: Trial, variant: Variant) -> list[tuple[str, object]]:
+    """Return what the pass changed, remarks, what ran in which kernels, and what fixed ranges clip most."""
+    facts: list[tuple[str, object]] = [*variant.changes.items(), *(("note", note) for note in variant.notes)]
+    if trial.coverage:
+        facts += coverage_facts(trial.coverage)
+    if trial.saturation and trial.saturation.worst:
+        worst = [tensor for tensor in trial.saturation.tensors[:SHOWN_TENSORS] if tensor.share]
+        told = "; ".join(f"{percent(tensor.share)} of {tensor.place}" for tensor in worst) or "no value"
+        facts.append(("largest saturation", f"{told}, of {trial.saturation.samples} samples"))
+    return [*facts, ("sha256", variant.digest)]
 
 
 def _safe(address: str) -> str | None:

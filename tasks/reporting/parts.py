@@ -1,10 +1,9 @@
-"""Parts of a model ranked by quantization noise, as rows of text shared by the HTML report and the Markdown."""
+"""Parts of a model ranked by quantization noise, shared by the HTML report and the Markdown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tasks.reporting import formats
+from tasks.reporting.tables import Cell, Column, ReportTable
 from validators.records.result import Result
 from validators.records.verdicts import RankedPart, Recovery
 
@@ -12,48 +11,30 @@ SHOWN_PARTS = 20
 LABEL_LENGTH = 60
 # Characters shown of the start of a truncated name.
 HEAD_LENGTH = 8
-# Attribute of `PartRow` and heading, in the order of the table.
-PART_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("rank", "Rank"),
-    ("label", "Part"),
-    ("noise", "Noise dB"),
-    ("weight", "Weight outlier ratio"),
-    ("activation", "Activation outlier ratio"),
-    ("cost", "Cost µs"),
+COLUMNS = (
+    Column("Rank"),
+    Column("Part", "name"),
+    *map(Column, ("Noise dB", "Weight outlier ratio", "Activation outlier ratio", "Cost µs")),
 )
 
 
-@dataclass(frozen=True)
-class PartRow:
-    """One row of the table, every cell as text; `name` is the full name, `label` a truncated one, `nodes` the node count."""
-
-    rank: str
-    label: str
-    name: str
-    nodes: int
-    kept: bool
-    noise: str
-    weight: str
-    activation: str
-    cost: str
+def parts_table(recovery: Recovery, count: int = SHOWN_PARTS) -> ReportTable:
+    """Return the table of at most `count` of the noisiest parts; a part in float has that as its pill."""
+    shown = recovery.parts[:count]
+    rows = [_row(rank, part) for rank, part in enumerate(shown, start=1)]
+    return ReportTable("parts", "the most sensitive parts", COLUMNS, rows, ["kept" * part.kept for part in shown])
 
 
-def part_rows(recovery: Recovery, count: int = SHOWN_PARTS) -> tuple[PartRow, ...]:
-    """Return rows for at most `count` of the noisiest parts."""
-    return tuple(
-        PartRow(
-            rank=str(rank),
-            label=label(part),
-            name=part.name,
-            nodes=len(part.nodes),
-            kept=part.kept,
-            noise=formats.decibels(part.noise),
-            weight=formats.significant(part.weight_outlier_ratio),
-            activation=formats.significant(part.activation_outlier_ratio),
-            cost=formats.NO_VALUE if part.cost_us is None else f"{part.cost_us:+.0f}",
-        )
-        for rank, part in enumerate(recovery.parts[:count], start=1)
-    )
+def _row(rank: int, part: RankedPart) -> list[Cell | str]:
+    nodes = f"{len(part.nodes)} nodes" if len(part.nodes) > 1 else ""
+    return [
+        str(rank),
+        Cell(label(part), nodes, title=part.name, pill="left in float" * part.kept),
+        formats.decibels(part.noise),
+        formats.significant(part.weight_outlier_ratio),
+        formats.significant(part.activation_outlier_ratio),
+        formats.NO_VALUE if part.cost_us is None else f"{part.cost_us:+.0f}",
+    ]
 
 
 def label(part: RankedPart, length: int = LABEL_LENGTH) -> str:

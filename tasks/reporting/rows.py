@@ -1,66 +1,21 @@
-"""Verdict table as rows of text, shared by the HTML report, the Markdown and the terminal."""
+"""Verdict table, shared by the HTML report, the Markdown and the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from tasks.reporting import formats
+from tasks.reporting.tables import Cell, Column, ReportTable, drop_cell, speedup_cell
 from validators.gates.verdict_rules import two_digits, would_tell
 from validators.records.result import CandidateResult, Result
 from validators.records.run import CandidateOutcome, Trial
 from validators.records.verdicts import Verdict
 
 RowOutcome = CandidateOutcome | Literal["baseline", "stopped"]
-
-# Attribute of `Row` and heading, in the order of the table.
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("name", "Candidate"),
-    ("outcome", "Outcome"),
-    ("metric", "Metric"),
-    ("drop", "Drop"),
-    ("speedup", "Speedup"),
-    ("p50_ms", "p50 ms"),
-    ("p95_ms", "p95 ms"),
-    ("size_mb", "Size MB"),
-    ("peak_memory_mb", "Memory MB"),
-    ("coverage_percent", "Coverage %"),
-    ("reason", "Why"),
-)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the verdict table, every cell as text in the unit of its heading.
-
-    `drop_upper` and `speedup_lower` are the bounds that gates judge, empty if there is none. `marks` are words such as
-    `chosen`, `simulated`, `aot-checked`, `disturbed` and `from store`.
-    """
-
-    name: str
-    outcome: RowOutcome
-    metric: str
-    drop: str
-    drop_upper: str
-    speedup: str
-    speedup_lower: str
-    p50_ms: str
-    p95_ms: str
-    size_mb: str
-    peak_memory_mb: str
-    coverage_percent: str
-    reason: str
-    marks: tuple[str, ...] = ()
-
-    def cell(self, column: str) -> str:
-        """Return the text of a column in one line, with marks after the name and the bound after drop and speedup."""
-        text = str(getattr(self, column))
-        if column == "name" and self.marks:
-            return f"{text} ({', '.join(self.marks)})"
-        bound = {"drop": self.drop_upper, "speedup": self.speedup_lower}.get(column, "")
-        return f"{text} ({bound})" if bound else text
+# Columns of pages alone: a terminal has 80 to 200 characters.
+P95, MEMORY = "p95 ms", "Memory MB"
 
 
 def metric_of(result: Result) -> str:
@@ -68,40 +23,50 @@ def metric_of(result: Result) -> str:
     return result.baseline.metric if result.baseline else "accuracy"
 
 
-def headings(result: Result) -> dict[str, str]:
-    """Return headings by column, with the metric's own name as its heading."""
+def metric_heading(result: Result) -> str:
+    """Return the heading of values of the metric: its own name."""
     metric = metric_of(result)
     # The name of a user's function keeps its spelling.
-    heading = metric if ":" in metric else metric.capitalize()
-    return {column: heading if column == "metric" else text for column, text in COLUMNS}
+    return metric if ":" in metric else metric.capitalize()
 
 
-def verdict_rows(result: Result, trials: Iterable[Trial] = ()) -> tuple[Row, ...]:
+def verdict_table(result: Result, trials: Iterable[Trial] = (), *, has_links: bool = False) -> ReportTable:
     """Return the verdict table: the baseline first, if any, then the candidates in the order of the result.
 
-    `trials` adds the baseline's peak memory, which the result document omits.
+    `trials` adds the baseline's peak memory, which the result document omits. With `has_links` a name leads to its details.
     """
-    rows = [_candidate_row(candidate, result) for candidate in result.candidates]
-    baseline = result.baseline
-    if baseline is None:
-        return tuple(rows)
-    memory = [trial.latency.baseline_peak_memory_mb for trial in trials if trial.latency]
-    first = Row(
-        name="baseline",
-        outcome="baseline",
-        metric=formats.metric_value(baseline.value, baseline.metric),
-        drop=formats.NO_VALUE,
-        drop_upper="",
-        speedup=formats.speedup(1.0) if baseline.latency_p50_ms is not None else formats.NO_VALUE,
-        speedup_lower="",
-        p50_ms=formats.milliseconds(baseline.latency_p50_ms),
-        p95_ms=formats.milliseconds(baseline.latency_p95_ms),
-        size_mb=formats.megabytes(baseline.size_bytes),
-        peak_memory_mb=formats.significant(median(memory) if memory else None),
-        coverage_percent=formats.NO_VALUE,
-        reason=f"the source at its own precision, in {baseline.engine}",
-    )
-    return first, *rows
+    metric, baseline = metric_of(result), result.baseline
+    rows = [
+        _candidate_row(candidate, result, f"candidate-{place}" if has_links else "")
+        for place, candidate in enumerate(result.candidates, start=1)
+    ]
+    kinds = [
+        f"{row[1]}{' chosen' * (one.name == result.chosen)}" for row, one in zip(rows, result.candidates, strict=True)
+    ]
+    if baseline is not None:
+        memory = [trial.latency.baseline_peak_memory_mb for trial in trials if trial.latency]
+        first: list[Cell | str] = [
+            "baseline",
+            "baseline",
+            formats.metric_value(baseline.value, metric),
+            formats.NO_VALUE,
+            formats.speedup(1.0) if baseline.latency_p50_ms is not None else formats.NO_VALUE,
+            formats.milliseconds(baseline.latency_p50_ms),
+            formats.milliseconds(baseline.latency_p95_ms),
+            formats.megabytes(baseline.size_bytes),
+            formats.significant(median(memory) if memory else None),
+            formats.NO_VALUE,
+            f"the source at its own precision, in {baseline.engine}",
+        ]
+        rows, kinds = [first, *rows], ["baseline", *kinds]
+    columns = [
+        Column("Candidate", "name"),
+        Column("Outcome", "pill"),
+        Column(metric_heading(result)),
+        *map(Column, ("Drop", "Speedup", "p50 ms", P95, "Size MB", MEMORY, "Coverage %")),
+        Column("Why", "text"),
+    ]
+    return ReportTable("verdicts sortable", "verdict table", columns, rows, kinds)
 
 
 def failing(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -140,28 +105,24 @@ def _against(verdict: Verdict, metric: str) -> str:
     return f"{gate} {side} {bound}"
 
 
-def _candidate_row(candidate: CandidateResult, result: Result) -> Row:
+def _candidate_row(candidate: CandidateResult, result: Result, link: str) -> list[Cell | str]:
     metric = metric_of(result)
-    drop, ratio = candidate.metric_drop, candidate.speedup_p50
     marks = {
         "chosen": candidate.name == result.chosen,
         candidate.proof: candidate.proof != "measured",
         "disturbed": any(latency.disturbance for latency in candidate.latencies),
         "from store": candidate.cached,
     }
-    return Row(
-        name=candidate.name,
-        outcome=shown_outcome(candidate),
-        metric=formats.metric_value(candidate.metric_value, metric),
-        drop=formats.metric_drop(drop.value if drop else None, metric),
-        drop_upper=f"≤ {formats.metric_drop(drop.high, metric)}" if drop and drop.high is not None else "",
-        speedup=formats.speedup(ratio.value if ratio else None),
-        speedup_lower=f"≥ {formats.speedup(ratio.low)}" if ratio and ratio.low is not None else "",
-        p50_ms=formats.milliseconds(candidate.latency_p50_ms),
-        p95_ms=formats.milliseconds(candidate.latency_p95_ms),
-        size_mb=formats.megabytes(candidate.size_bytes),
-        peak_memory_mb=formats.significant(candidate.peak_memory_mb),
-        coverage_percent=formats.percent(candidate.coverage_macs),
-        reason=why(candidate, metric),
-        marks=tuple(mark for mark, holds in marks.items() if holds),
-    )
+    return [
+        Cell(candidate.name, ", ".join(mark for mark, holds in marks.items() if holds), link),
+        shown_outcome(candidate),
+        formats.metric_value(candidate.metric_value, metric),
+        drop_cell(candidate.metric_drop, metric),
+        speedup_cell(candidate.speedup_p50),
+        formats.milliseconds(candidate.latency_p50_ms),
+        formats.milliseconds(candidate.latency_p95_ms),
+        formats.megabytes(candidate.size_bytes),
+        formats.significant(candidate.peak_memory_mb),
+        formats.percent(candidate.coverage_macs),
+        why(candidate, metric),
+    ]

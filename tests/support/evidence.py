@@ -35,16 +35,14 @@ from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.read_job import parse_job
 from validators.records.artifact_paths import CONFIRMED
 from validators.records.bundle import (
-    CalibrationFacts,
     CodeFacts,
     DataFacts,
     EvidenceRecord,
     PromotionDecision,
-    SourceFacts,
 )
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Answers, Coverage, Estimate, Sanity
-from validators.records.run import Confirmed, SessionSettings, Trial, Variant, identity_of
+from validators.records.run import Confirmed, SessionSettings, SourceResult, Trial, Variant, identity_of
 from validators.records.verdicts import SignOff
 
 NAME, TARGET, CANDIDATE = "fraud-quantized", "ort-cpu", "int8-dynamic-pc@ort-cpu"
@@ -208,11 +206,11 @@ def _judged(
         format=FORMAT,
         decision=decision,
         job=job.as_run(source, "3", ()),
-        source=SourceFacts(job.source, source, "3", "a" * 64),
+        source=SourceResult(job.source, source, "3", "a" * 64),
         data={name: DataFacts(None, "d" * 64, SAMPLES) for name in ("calibration", "evaluation")},
         inventory=take_inventory(TARGET),
         code=CodeFacts("1", "c", {}, "i", {}),
-        calibration=CalibrationFacts(CALIBRATION.outcome, CALIBRATION.checks, CALIBRATION.figures),
+        calibration=CALIBRATION,
         run_id="r1",
         finished_at="2026-11-22T10:00:00+00:00",
         baseline=members.accuracy(baseline, "baseline", with_rows=True),

@@ -20,16 +20,20 @@ from validators.records.result import (
     BaselineResult,
     CalibrationResult,
     CandidateResult,
-    ChampionResult,
-    CheckResult,
     ErrorResult,
-    RefusalResult,
     Result,
     SecondsResult,
     SliceResult,
-    SourceResult,
 )
-from validators.records.run import CalibrationVerdict, Check, SessionSettings, Trial, Variant
+from validators.records.run import (
+    CalibrationVerdict,
+    ChampionResult,
+    Check,
+    SessionSettings,
+    SourceResult,
+    Trial,
+    Variant,
+)
 from validators.records.verdicts import RankedPart, Recovery, Verdict
 
 EVIL = "<script>alert(1)</script>"
@@ -122,7 +126,7 @@ def candidate(trial: Trial) -> CandidateResult:
     return CandidateResult(
         name=trial.candidate,
         outcome=trial.outcome or "refused",
-        refusal=RefusalResult(kind=trial.refusal.kind, reason=trial.refusal.reason) if trial.refusal else None,
+        refusal=trial.refusal,
         proof=trial.variant.proof if trial.variant else "measured",
         metric_value=trial.accuracy.value if trial.accuracy else None,
         metric_drop=trial.drop,
@@ -164,11 +168,11 @@ INVENTORY = records.Inventory(
     "Linux 6.1 x86_64", "3.11.9", {"onnxruntime": "1.31.1"}, ("CPUExecutionProvider",), 0.42,
 )  # fmt: skip
 CHECKS = (
-    Check("enough samples", True, "critical", "512", "at least 64", "add samples"),
-    Check("no sample is also in evaluation", True, "critical", "0 shared", "0 shared", "remove them"),
-    Check("label shares", False, "warning", "label 3: 0.4 %", "at least 2.1 %", "add samples of label 3"),
+    Check("enough samples", "critical", "512", "at least 64", "add samples", True),
+    Check("no sample is also in evaluation", "critical", "0 shared", "0 shared", "remove them", True),
+    Check("label shares", "warning", "label 3: 0.4 %", "at least 2.1 %", "add samples of label 3", False),
 )
-CALIBRATION = CalibrationVerdict("accepted_with_warnings", CHECKS, Path("index.html"))
+CALIBRATION = CalibrationVerdict("accepted_with_warnings", CHECKS, {}, Path("index.html"))
 JOB = Job(source="models:/text-topics@production", data=Data(calibration=Path("c.npz"), evaluation=Path("e.npz")))
 RESULT = Result(
     outcome="promoted",
@@ -178,10 +182,8 @@ RESULT = Result(
     inventory=asdict(INVENTORY),
     calibration=CalibrationResult(
         outcome="accepted_with_warnings",
-        failed_checks=[
-            CheckResult(name=c.name, severity=c.severity, found=c.found, expected=c.expected, fix=c.fix)
-            for c in CHECKS[2:]
-        ],
+        failed_checks=list(CHECKS[2:]),
+        passed_checks=list(CHECKS[:2]),
     ),
     baseline=BaselineResult(
         metric="accuracy", value=0.77, latency_p50_ms=1.95, latency_p95_ms=2.14, size_bytes=90_100_000

@@ -66,7 +66,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     from validators.records.run import Champion
 
     place = ChampionSlot("m-quantized", TARGET)
-    about = Champion(place.name, champion, place.alias, "digest", "source", "int8", champion)
+    about = Champion(place.name, champion, place.alias, "digest", "source", "int8", previous=champion)
     lineage = Lineage(place, about, "models:/m/1", "", predecessor)
     run: Any = SimpleNamespace(job=SimpleNamespace(source_name="m", target=TARGET))
     alarm = Alarm("disagreement", 0.5, 0.9, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from report_data import BARE, CHOSEN, ERROR, EVIL, JOB, NAMES, NO_VARIANT, RESUL
 from tasks.reporting.comparison import (
     ComparedRun,
     candidate_matrix,
-    differences,
-    outcome_rows,
+    differences_table,
+    outcomes_table,
     render_comparison,
     tell,
 )
@@ -31,7 +32,7 @@ def changed(result: Result, **changes: Any) -> Result:
 assert RESULT.source is not None and RESULT.inventory is not None and RESULT.baseline is not None
 LATER = changed(
     RESULT,
-    source=RESULT.source.model_copy(update={"version": "8"}),
+    source=replace(RESULT.source, version="8"),
     inventory=RESULT.inventory | {"cpu": "AMD EPYC 9B14", "load_average": 7.5},
 )
 RUNS = [
@@ -60,16 +61,10 @@ def test_a_row_has_what_was_chosen_as_confirmed_where_it_was() -> None:
         one.model_copy(update={"confirmed": confirmed if one.name == CHOSEN else None}) for one in RESULT.candidates
     ]
     run = ComparedRun("a", "", changed(RESULT, candidates=candidates), JOB)
-    plain, sure, none = outcome_rows([RUNS[0], run, RUNS[2]])
-    assert (plain["chosen"], plain["speedup"], plain["speedup_lower"]) == (CHOSEN, "1.51x", "≥ 1.48x")
-    assert (sure["speedup"], sure["speedup_lower"], sure["drop"]) == ("1.40x", "≥ 1.35x", "+0.50 pt")
-    assert (sure["drop_upper"], sure["p50_ms"], sure["value"]) == ("≤ +1.10 pt", "1.50", "0.775")
-    assert (none["chosen"], none["speedup"], none["drop_upper"], none["outcome"]) == (
-        NO_VALUE,
-        NO_VALUE,
-        "",
-        "no_variant",
-    )
+    plain, sure, none = outcomes_table([RUNS[0], run, RUNS[2]]).texts()
+    assert (plain[5], plain[8]) == (CHOSEN, "1.51x (≥ 1.48x)")
+    assert sure[6:10] == ("0.775 (accuracy)", "+0.50 pt (≤ +1.10 pt)", "1.40x (≥ 1.35x)", "1.50")
+    assert none[4:6] == ("no_variant", NO_VALUE) and none[7:9] == (NO_VALUE, NO_VALUE)
 
 
 def test_each_candidate_stands_beside_itself() -> None:
@@ -84,14 +79,15 @@ def test_each_candidate_stands_beside_itself() -> None:
 
 
 def test_comparison_lists_only_differences_and_no_current_load() -> None:
-    assert differences(RUNS) == [
-        ("source", ["text-topics version 7", "text-topics version 8", "text-topics version 7"]),
-        ("processor", ["Intel(R) Xeon(R) Platinum 8481C", "AMD EPYC 9B14", "Intel(R) Xeon(R) Platinum 8481C"]),
-        ("job: objective", ["latency", "size", "latency"]),
+    assert differences_table(RUNS).texts() == [
+        ("source", "text-topics version 7", "text-topics version 8", "text-topics version 7"),
+        ("processor", "Intel(R) Xeon(R) Platinum 8481C", "AMD EPYC 9B14", "Intel(R) Xeon(R) Platinum 8481C"),
+        ("job: objective", "latency", "size", "latency"),
     ]
-    assert differences([RUNS[0], RUNS[0]]) == []
+    assert not differences_table([RUNS[0], RUNS[0]])
     strict = JOB.model_copy(update={"gates": JOB.gates.model_copy(update={"max_drop": 0.01})})
-    assert differences([RUNS[0], ComparedRun("x", "", RESULT, strict)]) == [("job: gates.max_drop", ["None", "0.01"])]
+    found = differences_table([RUNS[0], ComparedRun("x", "", RESULT, strict)])
+    assert found.texts() == [("job: gates.max_drop", "None", "0.01")]
 
 
 def test_drops_are_drawn_for_one_metric_alone() -> None:
@@ -108,7 +104,7 @@ def test_drops_are_drawn_for_one_metric_alone() -> None:
 
 def test_hostile_text_is_escaped() -> None:
     assert RESULT.source is not None
-    evil = changed(RESULT, reason=EVIL, target=EVIL, source=RESULT.source.model_copy(update={"name": EVIL}))
+    evil = changed(RESULT, reason=EVIL, target=EVIL, source=replace(RESULT.source, name=EVIL))
     text = render_comparison([ComparedRun(EVIL, EVIL, evil, JOB), RUNS[0]])
     assert EVIL not in text and "&lt;script&gt;" in text
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1

@@ -10,7 +10,6 @@ from browser import browser
 from page_checks import NARROW, WIDE, visit
 from playwright.sync_api import Browser, Page
 from report_data import (
-    CALIBRATION,
     CHOSEN,
     DECODER,
     ERROR,
@@ -49,7 +48,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, result in kinds.items():
         shown = trials if result.candidates else ()
-        text = render_page(result, JOB, shown, CALIBRATION, draw_pictures(result, JOB.gates, shown))
+        text = render_page(result, JOB, shown, draw_pictures(result, JOB.gates, shown))
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in kinds}
 

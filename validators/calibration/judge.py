@@ -77,7 +77,7 @@ def judge_calibration(
     if view is not None:
         _write_ranges(view, page_folder / RANGES_FILE)
     checks = describe_checks(evidence, results)
-    return CalibrationVerdict(conclude(checks), checks, page, measure_figures(evidence))
+    return CalibrationVerdict(conclude(checks), checks, measure_figures(evidence), page)
 
 
 def conclude(checks: tuple[Check, ...]) -> Literal["accepted", "accepted_with_warnings", "refused"]:

@@ -6,18 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from validators.records.measurements import Accuracy
-from validators.records.run import Check, Inventory, Trial
+from validators.records.run import CalibrationFacts, Inventory, SourceResult, Trial
 from validators.records.verdicts import SignOff
-
-
-@dataclass(frozen=True)
-class SourceFacts:
-    """The source of a run: address, name and version in the registry, and digest."""
-
-    uri: str
-    name: str
-    version: str | None
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -38,15 +28,6 @@ class CodeFacts:
     locks: dict[str, str]
     installed: str
     packages: dict[str, str]
-
-
-@dataclass(frozen=True)
-class CalibrationFacts:
-    """The calibration verdict with its checks and figures, without its page."""
-
-    outcome: str
-    checks: tuple[Check, ...]
-    figures: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class EvidenceRecord:
     format: int
     decision: PromotionDecision
     job: dict[str, Any]
-    source: SourceFacts
+    source: SourceResult
     data: dict[str, DataFacts]
     inventory: Inventory
     code: CodeFacts

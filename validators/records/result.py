@@ -6,12 +6,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from validators.errors import RefusalKind
 from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
 from validators.records.measurements import Estimate, Flips
-from validators.records.run import AbsentEngine, CandidateOutcome, Proof
-from validators.records.verdicts import Recovery, Verdict
+from validators.records.run import (
+    AbsentEngine,
+    CandidateOutcome,
+    ChampionResult,
+    CheckResult,
+    Proof,
+    RefusalResult,
+    SourceResult,
+)
+from validators.records.verdicts import Recovery, SignOffResult, Verdict
 from validators.targets import DEFAULT_TARGET
 
 RunOutcome = Literal[
@@ -21,25 +28,6 @@ RunOutcome = Literal[
 
 class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class SourceResult(_Document):
-    """The source; `version` is null for a file, `digest` is the sha256 of the ONNX file."""
-
-    uri: str
-    name: str
-    version: str | None
-    digest: str
-
-
-class CheckResult(_Document):
-    """A check of the calibration data; `fix` is empty for one that passed."""
-
-    name: str
-    severity: Literal["critical", "warning"]
-    found: str
-    expected: str
-    fix: str
 
 
 class CalibrationResult(_Document):
@@ -72,13 +60,6 @@ class BaselineResult(_Document):
     are copies; null otherwise."""
     copies: int = 0
     """Evaluation samples (or pairs, or sequences) that repeat the inputs of others. Gates count each with its copies once."""
-
-
-class RefusalResult(_Document):
-    """Why a candidate made no variant or was not measured; a `copy` made the same variant as the candidate that it names."""
-
-    kind: RefusalKind
-    reason: str
 
 
 class SliceResult(_Document):
@@ -167,24 +148,6 @@ class CandidateResult(_Document):
     """Whether everything about it came from the store and nothing was made or measured anew."""
 
 
-class ChampionResult(_Document):
-    """The champion after the run; `previous` is the version that the alias pointed to before it."""
-
-    name: str
-    version: str
-    alias: str
-    previous: str | None
-
-
-class SignOffResult(_Document):
-    """A person's decision on the winner; `by` is the name they gave, `at` is UTC."""
-
-    decision: Literal["approved", "rejected"]
-    by: str
-    comment: str
-    at: str
-
-
 class ErrorResult(_Document):
     """Error that ended the run."""
 
@@ -238,3 +201,8 @@ class Result(_Document):
     footprint: FootprintResult | None = None
     """Null for a run that ended before anything was measured, and while it waits for an approval."""
     seconds: SecondsResult
+
+    @property
+    def winner(self) -> CandidateResult | None:
+        """The chosen candidate, if any."""
+        return next((one for one in self.candidates if one.name == self.chosen), None)

@@ -38,17 +38,23 @@ Proof = Literal["measured", "simulated", "aot-checked"]
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceResult:
+    """The source; `version` is null for a file, `digest` is the sha256 of the ONNX file."""
+
+    uri: str
+    name: str
+    version: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source(SourceResult):
     """The registered model version or file from which a run starts, as one checked ONNX file.
 
     `program` is the exported program of a PyTorch model, which compilers of such programs take. `companions` are the files
     beside the graph of a decoder: its configuration and tokenizer. `decoder` holds the bytes of a decoder.
     """
 
-    uri: str
-    name: str
-    version: str | None
-    digest: str
     onnx_path: Path
     flavor: Flavor
     run_id: str | None = None
@@ -250,23 +256,28 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The recorded reason why a candidate made no variant or was not measured; `log` is the builder's log, if any.
+class RefusalResult:
+    """Why a candidate made no variant or was not measured; a `copy` made the same variant as the candidate that it names."""
+
+    kind: RefusalKind
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refusal(RefusalResult):
+    """The recorded reason of a refusal; `log` is the builder's log, if any.
 
     A `copy` made the same variant as an earlier candidate of the job; that one is measured and judged for both.
     """
 
-    kind: RefusalKind
-    reason: str
     log: Path | None = None
 
 
 @dataclass(frozen=True)
-class Check:
-    """One check of the calibration data, with texts for the values found, the values expected, and the fix."""
+class CheckResult:
+    """A check of the calibration data; `fix` is empty for one that passed."""
 
     name: str
-    passed: bool
     severity: Literal["critical", "warning"]
     found: str
     expected: str
@@ -274,16 +285,30 @@ class Check:
 
 
 @dataclass(frozen=True)
-class CalibrationVerdict:
+class Check(CheckResult):
+    """A check with its outcome."""
+
+    passed: bool
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """The calibration verdict with its checks and figures, without its page."""
+
+    outcome: str
+    checks: tuple[Check, ...]
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CalibrationVerdict(CalibrationFacts):
     """The outcome of the calibration checks; `page` is the Data Docs page of the checkpoint.
 
     `figures` holds the figures behind the checks to track from run to run.
     """
 
     outcome: Literal["accepted", "accepted_with_warnings", "refused"]
-    checks: tuple[Check, ...]
     page: Path
-    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -370,20 +395,27 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Champion:
+class ChampionResult:
+    """The champion after the run; `previous` is the version that the alias pointed to before it."""
+
+    name: str
+    version: str
+    alias: str
+    previous: str | None = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Champion(ChampionResult):
     """The promoted variant of a model for one target, as recorded in the registry.
 
     `device` is the device key of its approval, and `identity` that of its variant; both are empty, as are its digests and its
     candidate, for a version that quantgate did not promote.
     """
 
-    name: str
-    version: str
-    alias: str
+    previous: str | None = field(default=None, kw_only=True)
     digest: str
     source_digest: str
     candidate: str
-    previous: str | None = None
     device: str = ""
     identity: str = ""
 

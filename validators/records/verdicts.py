@@ -39,7 +39,17 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class SignOff:
+class SignOffResult:
+    """A person's decision on the winner; `by` is the name they gave, `at` is UTC."""
+
+    decision: Decision
+    by: str
+    comment: str
+    at: str
+
+
+@dataclass(frozen=True)
+class SignOff(SignOffResult):
     """A decision on one variant as successor of one champion.
 
     `digest` is that of the variant's artifact, `identity` the variant's. `replaces` is the version of the champion that it
@@ -47,10 +57,6 @@ class SignOff:
     entered: the open-source Prefect server has no user accounts.
     """
 
-    decision: Decision
-    by: str
-    comment: str
-    at: str
     digest: str
     replaces: str | None
     identity: str = ""

@@ -159,7 +159,7 @@ def draw_batches(result: Result) -> Picture | None:
 
 def draw_slices(result: Result, gates: Gates) -> Picture | None:
     """Draw the drop of the chosen candidate in each group; None without slices or without a chosen candidate."""
-    chosen = next((candidate for candidate in result.candidates if candidate.name == result.chosen), None)
+    chosen = result.winner
     spec = slices_spec(chosen.slices, gates.max_slice_drop, metric_of(result)) if chosen else None
     if chosen is None or spec is None:
         return None

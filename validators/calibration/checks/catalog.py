@@ -75,5 +75,5 @@ def describe_checks(evidence: CalibrationEvidence, results: Sequence[Expectation
         if own and all(result.severity == "warning" for result in failed or own):
             severity = "warning"
         found, expected, fix = check.describe(evidence, own)
-        checks.append(Check(check.name, not failed, severity, found, expected, fix if failed else ""))
+        checks.append(Check(check.name, severity, found, expected, fix if failed else "", not failed))
     return tuple(checks)

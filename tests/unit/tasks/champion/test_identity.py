@@ -32,10 +32,18 @@ from tasks.run.context import Run
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from validators.job.read_job import parse_job
-from validators.records.bundle import CalibrationFacts, CodeFacts, EvidenceRecord, PromotionDecision, SourceFacts
+from validators.records.bundle import CodeFacts, EvidenceRecord, PromotionDecision
 from validators.records.journal import JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
 from validators.records.measurements import Accuracy
-from validators.records.run import Champion, Inventory, SessionSettings, Trial, Variant
+from validators.records.run import (
+    CalibrationFacts,
+    Champion,
+    Inventory,
+    SessionSettings,
+    SourceResult,
+    Trial,
+    Variant,
+)
 from validators.target_facts import CPU_PROVIDER, OPENVINO
 
 if TYPE_CHECKING:
@@ -204,7 +212,7 @@ def test_a_retry_seals_the_evidence_of_the_first_attempt(change: dict[str, Any],
         format=2,
         decision=PromotionDecision(True, "m-quantized", "ort-cpu", None, None),
         job={},
-        source=SourceFacts("models:/m/1", "m", "1", "s"),
+        source=SourceResult("models:/m/1", "m", "1", "s"),
         data={},
         inventory=inventory,
         code=CodeFacts("1", "c", {}, "i", {}),

@@ -119,7 +119,7 @@ FINDINGS = Findings(
         providers=(CPU,),
         load_average=0.5,
     ),
-    calibration=CalibrationVerdict("accepted", (), Path("page.html")),
+    calibration=CalibrationVerdict("accepted", (), {}, Path("page.html")),
     baseline=accuracy(0.77),
     baseline_bytes=1000,
     trials=(GOOD, UNSURE, FAILED, REFUSED),
@@ -135,9 +135,9 @@ SLOW = trial(KEPT, 1.0, verdict("drop", "pass"), verdict("speedup", "fail"))
 OLD = Champion("tiny-quantized", "4", "champion-ort-cpu", "b" * 64, "a" * 64, BAD, previous="2")
 NEW = Champion("tiny-quantized", "5", "champion-ort-cpu", "1" * 64, "a" * 64, FAST, previous="4")
 CHECKS = (
-    Check("size", False, "warning", "63 samples", "at least 64", "add some"),
-    Check("drift", False, "critical", "PSI 3.1", "at most 0.5", "take newer samples"),
-    Check("names", True, "critical", "all there", "all there", ""),
+    Check("size", "warning", "63 samples", "at least 64", "add some", False),
+    Check("drift", "critical", "PSI 3.1", "at most 0.5", "take newer samples", False),
+    Check("names", "critical", "all there", "all there", "", True),
 )
 
 
@@ -272,7 +272,9 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
     ),
     "calibration refused": (
         "models:/tiny/3",
-        replace(FINDINGS, calibration=CalibrationVerdict("refused", CHECKS, Path("p.html")), baseline=None, trials=()),
+        replace(
+            FINDINGS, calibration=CalibrationVerdict("refused", CHECKS, {}, Path("p.html")), baseline=None, trials=()
+        ),
         "refused",
         None,
         ["drift: found PSI 3.1, expected at most 0.5; take newer samples"],

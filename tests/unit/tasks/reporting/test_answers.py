@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from report_data import ANSWERED, CALIBRATION, DECODER, JOB, RESULT, Reader
+from report_data import ANSWERED, DECODER, JOB, RESULT, Reader
 
 from flows.cli.results import result_parts
-from tasks.reporting.answers import answer_rows, cache_lengths, memory_rows
+from tasks.reporting.answers import answers_table, cache_lengths, memory_table
 from tasks.reporting.page import render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.records.latencies import NEW_TOKENS
@@ -15,23 +15,23 @@ from validators.records.result import Result
 
 
 def test_speeds_follow_from_the_latencies_and_the_bytes() -> None:
-    rows = {(row.name, row.request): row for row in answer_rows(DECODER)}
+    rows = {(row[0], row[3]): row for row in answers_table(DECODER).texts()}
     assert len(rows) == 2 * (1 + 4)
     row = rows[ANSWERED, "128 + 64"]
     # (1500 - 180) / 63 ms a token; 151 MB of weights and 11.52 kB for each of 160 tokens.
-    assert (row.first_ms, row.tokens_per_s, row.read_mb, row.bandwidth_gb) == ("180", "47.7", "153", "7.29")
-    assert row.is_chosen and row.metric == "20.7" and row.agreement == "62.5"
+    assert row[4:] == ("180", "47.7", "153", "7.29") and row[1:3] == ("20.7", "62.5")
+    assert {row[0][1].text for kind, row in answers_table(DECODER).shown() if kind == "chosen"} == {ANSWERED}
     base = rows["baseline", "512 + 64"]
     # (4100 - 900) / 63 ms a token; 538 MB and 46.08 kB for each of 544 tokens.
-    assert (base.first_ms, base.tokens_per_s, base.read_mb, base.bandwidth_gb) == ("900", "19.7", "563", "11.1")
+    assert base[4:] == ("900", "19.7", "563", "11.1")
 
 
 def test_memory_is_that_of_weights_and_cache() -> None:
     assert cache_lengths(DECODER) == (1024, 8192)
-    rows = {row.name: row for row in memory_rows(DECODER)}
+    rows = {row[0]: row for row in memory_table(DECODER).texts()}
     # 180 MB and 11.52 kB a token.
-    assert rows[ANSWERED].memory_mb == ("192", "274") and rows[ANSWERED].cache_kb == "11.5"
-    assert rows["baseline"].memory_mb == ("698", "1028") and rows["baseline"].weights_mb == "651"
+    assert rows[ANSWERED][2:] == ("11.5", "192", "274")
+    assert rows["baseline"][1] == "651" and rows["baseline"][3:] == ("698", "1028")
 
 
 def test_pictures_show_each_candidate_and_the_baseline() -> None:
@@ -47,10 +47,10 @@ def test_pictures_show_each_candidate_and_the_baseline() -> None:
 
 
 def test_the_page_has_the_section_for_decoders_alone() -> None:
-    text = render_page(DECODER, JOB, (), CALIBRATION, draw_pictures(DECODER, JOB.gates))
+    text = render_page(DECODER, JOB, (), draw_pictures(DECODER, JOB.gates))
     Reader(text)
     assert 'id="answers"' in text and "<h3>Memory</h3>" in text and "MB at 8,192" in text
-    other = render_page(RESULT, JOB, (), CALIBRATION, draw_pictures(RESULT, JOB.gates))
+    other = render_page(RESULT, JOB, (), draw_pictures(RESULT, JOB.gates))
     assert 'id="answers"' not in other
 
 
@@ -64,10 +64,10 @@ def without_first_tokens(result: Result) -> Result:
 
 def test_without_first_tokens_only_memory_is_told() -> None:
     result = without_first_tokens(DECODER)
-    assert answer_rows(result) == () and len(memory_rows(result)) == 5
+    assert not answers_table(result) and len(memory_table(result).rows) == 5
     drawn = draw_pictures(result, JOB.gates)
     assert drawn.paces is drawn.first_tokens is None and drawn.memory
-    Reader(render_page(result, JOB, (), CALIBRATION, drawn))
+    Reader(render_page(result, JOB, (), drawn))
 
 
 def test_one_length_has_no_picture_of_first_tokens() -> None:
@@ -83,8 +83,8 @@ def test_points_of_several_sequences_say_so() -> None:
         )
         for one in DECODER.candidates
     ]
-    rows = answer_rows(DECODER.model_copy(update={"candidates": candidates}))
-    assert {row.request for row in rows} == {"128 + 64, batch 1, 0 threads", "128 + 64, batch 4, 0 threads"}
+    rows = answers_table(DECODER.model_copy(update={"candidates": candidates})).texts()
+    assert {row[3] for row in rows} == {"128 + 64, batch 1, 0 threads", "128 + 64, batch 4, 0 threads"}
 
 
 def test_the_terminal_tells_the_chosen_answers() -> None:

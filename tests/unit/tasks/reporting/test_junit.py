@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 from report_data import CHOSEN, ERROR, EVIL, FAULT, NAMES, RESULT
 
 from tasks.reporting.junit import junit_xml
-from validators.records.result import RefusalResult, Result
+from validators.records.result import Result
+from validators.records.run import RefusalResult
 from validators.records.verdicts import Verdict
 
 VERDICTS = [
@@ -65,7 +67,7 @@ def test_refused_candidate_is_skipped_with_its_reason() -> None:
 
 def test_refused_calibration_is_a_failure() -> None:
     assert RESULT.calibration is not None
-    check = RESULT.calibration.failed_checks[0].model_copy(update={"severity": "critical"})
+    check = replace(RESULT.calibration.failed_checks[0], severity="critical")
     calibration = RESULT.calibration.model_copy(update={"failed_checks": [check]})
     found = suites(RESULT.model_copy(update={"calibration": calibration}))["calibration"]
     assert found.get("failures") == "1" and elements(found)[0] == (check.name, [("failure", check.found)])

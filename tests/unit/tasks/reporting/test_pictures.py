@@ -31,7 +31,7 @@ from tasks.reporting.pictures.labels import Box
 from tasks.reporting.pictures.scales import Scale
 from tasks.reporting.pictures.vega import FONT_PIXELS, text_width
 from validators.records.measurements import UNNAMED, Coverage, Estimate, MultipliedNode
-from validators.records.result import RefusalResult
+from validators.records.run import RefusalResult
 
 LINES = pareto.Lines(0.02, 1.05)
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from report_data import (
     BARE,
-    CALIBRATION,
     CHOSEN,
     ERROR,
     EVIL,
@@ -33,20 +32,13 @@ from report_data import (
 )
 
 from tasks.reporting import formats, markdown, page, parts, rows
-from tasks.reporting.coverage import coverage_facts
+from tasks.reporting.details import coverage_facts
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.job.read_job import parse_job
 from validators.records import run as records
 from validators.records.measurements import KernelTime
-from validators.records.result import (
-    CalibrationResult,
-    ChampionResult,
-    CheckResult,
-    ErrorResult,
-    RefusalResult,
-    Result,
-    SourceResult,
-)
+from validators.records.result import CalibrationResult, ErrorResult, Result
+from validators.records.run import ChampionResult, CheckResult, RefusalResult, SourceResult
 from validators.records.verdicts import RankedPart, Recovery, Verdict
 from validators.targets import facts_of
 
@@ -54,7 +46,7 @@ from validators.targets import facts_of
 def render(result: Result = RESULT, *, full: bool = True) -> str:
     if not full:
         return page.render_page(result, None, pictures=draw_pictures(result, JOB.gates))
-    return page.render_page(result, JOB, TRIALS, CALIBRATION, draw_pictures(result, JOB.gates, TRIALS))
+    return page.render_page(result, JOB, TRIALS, draw_pictures(result, JOB.gates, TRIALS))
 
 
 @pytest.mark.parametrize("result", [RESULT, NO_VARIANT, REFUSED, ERROR, BARE], ids=lambda result: str(result.outcome))
@@ -131,8 +123,8 @@ def test_a_stopped_candidate_is_shown_as_stopped() -> None:
     refusal = RefusalResult(kind="stopped", reason=reason)
     stopped = RESULT.candidates[1].model_copy(update={"outcome": "refused", "refusal": refusal, "verdicts": []})
     result = RESULT.model_copy(update={"candidates": [RESULT.candidates[0], stopped], "chosen": None})
-    (row,) = [row for row in rows.verdict_rows(result) if row.name == stopped.name]
-    assert (row.outcome, row.reason) == ("stopped", reason)
+    (row,) = [row for row in rows.verdict_table(result).texts() if row[0] == stopped.name]
+    assert (row[1], row[-1]) == ("stopped", reason)
     assert "1 stopped" in markdown.headline(result)
     text = page.render_page(result, JOB)
     assert f"<p>Stopped: {reason}</p>" in text and "Refused as" not in text
@@ -158,9 +150,7 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     result = RESULT.model_copy(update=changes)
     drawn = draw_pictures(result, JOB.gates)
     assert drawn.pareto is not None and "alert" in drawn.pareto.svg
-    text = page.render_page(
-        result, JOB, (), None, drawn, {EVIL: "https://example.org/" + EVIL, "x": "javascript:alert(1)"}
-    )
+    text = page.render_page(result, JOB, (), drawn, {EVIL: "https://example.org/" + EVIL, "x": "javascript:alert(1)"})
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1
     assert "javascript:" not in text
     assert EVIL not in text and text.count("&lt;script&gt;") > 25
@@ -203,23 +193,22 @@ def test_the_details_say_what_ran() -> None:
 
 
 def test_rows_say_what_was_measured_and_why() -> None:
-    by_name = {row.name: row for row in rows.verdict_rows(RESULT, TRIALS)}
+    by_name = {row[0].partition(" ")[0]: row for row in rows.verdict_table(RESULT, TRIALS).texts()}
     chosen, broken = by_name[CHOSEN], by_name["int8-static-minmax-pt-all-s8s8@ort-cpu"]
-    assert chosen.marks == ("chosen",) and chosen.reason == "all 4 gates hold"
-    assert [chosen.cell(column) for column, _ in rows.COLUMNS[2:6]] == [
-        "0.763", "+0.70 pt (≤ +1.40 pt)", "1.51x (≥ 1.48x)", "1.29",
-    ]  # fmt: skip
-    assert (chosen.size_mb, chosen.peak_memory_mb, chosen.coverage_percent) == ("22.9", "209", "98.2")
-    assert broken.reason == "drop above +2.00 pt; speedup below 1.05x"
+    assert chosen == (
+        f"{CHOSEN} (chosen)", "passed", "0.763", "+0.70 pt (≤ +1.40 pt)", "1.51x (≥ 1.48x)", "1.29", "1.42", "22.9",
+        "209", "98.2", "all 4 gates hold",
+    )  # fmt: skip
+    assert broken[-1] == "drop above +2.00 pt; speedup below 1.05x"
     assert (
-        by_name["int8-static-minmax-pc@ort-cpu"].reason
+        by_name["int8-static-minmax-pc@ort-cpu"][-1]
         == "drop may be above +2.00 pt: more evaluation samples would settle it"
     )
     refused = by_name["int8-static-entropy-pc@ort-cpu"]
-    assert refused.reason.startswith("infrastructure: found 12 GB") and refused.speedup == formats.NO_VALUE
-    assert by_name["fp8-amax-pc@ort-cpu"].marks == ("simulated",)
-    assert by_name["fp32-fused@ort-cpu"].marks == ("from store",)
-    assert (by_name["baseline"].peak_memory_mb, by_name["baseline"].metric) == ("262", "0.770")
+    assert refused[-1].startswith("infrastructure: found 12 GB") and refused[4] == formats.NO_VALUE
+    assert by_name["fp8-amax-pc@ort-cpu"][0].endswith(" (simulated)")
+    assert by_name["fp32-fused@ort-cpu"][0].endswith(" (from store)")
+    assert (by_name["baseline"][8], by_name["baseline"][2]) == ("262", "0.770")
 
 
 @pytest.mark.parametrize(
@@ -279,20 +268,18 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     result = RESULT.model_copy(update={"candidates": [piped, *RESULT.candidates[2:]]})
     lines = [line for line in markdown.verdict_markdown(result).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 1 + 12
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows.COLUMNS) + 1}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {11 + 1}
     assert "invalid: a\\|b c \\`d\\`" in lines[3]
     artifact = markdown.artifact_rows(result)
     assert [row["Candidate"].split(" ")[0] for row in artifact] == ["baseline", *NAMES[1:]]
-    assert {tuple(row) for row in artifact} == {tuple(rows.headings(result).values())}
+    assert {tuple(row) for row in artifact} == {rows.verdict_table(result).headings}
     recovered = markdown.verdict_markdown(RECOVERED)
     told = [line for line in recovered[recovered.index("Most sensitive parts") :].splitlines() if line.startswith("|")]
-    assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {
-        len(parts.PART_COLUMNS) + 2
-    }
+    assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 2}
     assert [("left in float" in line) for line in told[2:]] == [True, True, True, False, False]
     assert "Most sensitive parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
-    assert {len(row) for row in terminal} == {len(markdown.TERMINAL_COLUMNS)}
+    assert {len(row) for row in terminal} == {11 - 2}
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
     assert markdown.terminal_rows(REFUSED) == [] == markdown.artifact_rows(REFUSED)
     assert "label 3: 0.4 %" in markdown.verdict_markdown(REFUSED)

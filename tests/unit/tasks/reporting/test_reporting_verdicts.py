@@ -7,11 +7,11 @@ from dataclasses import replace
 from report_data import CHOSEN, NAMES, RESULT, Reader
 from test_reporting import render
 
-from tasks.reporting.confirmation import confirmed_rows, tell_confirmation
+from tasks.reporting.confirmation import confirmation_table, tell_confirmation
+from tasks.reporting.details import SHOWN_SLICES, slices_table, tell_flips
 from tasks.reporting.formats import NO_VALUE, gate_value
 from tasks.reporting.markdown import verdict_markdown
 from tasks.reporting.rows import why
-from tasks.reporting.slices import SHOWN_SLICES, slice_rows, tell_flips
 from validators.records.measurements import Estimate, Flips
 from validators.records.result import ConfirmedResult, Result, SliceResult
 from validators.records.verdicts import Verdict
@@ -50,17 +50,11 @@ def with_confirmation() -> Result:
 
 def test_who_was_judged_again_stands_beside_what_chose_it() -> None:
     result = with_confirmation()
-    lucky, chosen = confirmed_rows(result)
-    assert (lucky.name, lucky.outcome, chosen.name, chosen.outcome) == (LUCKY, "inconclusive", CHOSEN, "passed")
-    assert (chosen.samples, chosen.baseline, chosen.metric) == ("907", "0.772", "0.770")
-    assert (chosen.drop, chosen.drop_upper, chosen.speedup, chosen.speedup_lower) == (
-        "+0.20 pt",
-        "≤ +0.80 pt",
-        "1.44x",
-        "≥ 1.31x",
-    )
+    lucky, chosen = confirmation_table(result).texts()
+    assert (*lucky[:2], *chosen[:2]) == (LUCKY, "inconclusive", CHOSEN, "passed")
+    assert chosen[2:6] == ("907", "0.772", "0.770", "+0.20 pt (≤ +0.80 pt)") and chosen[7] == "1.44x (≥ 1.31x)"
     before = next(candidate for candidate in result.candidates if candidate.name == CHOSEN)
-    assert before.speedup_p50 is not None and chosen.chosen_speedup == f"{before.speedup_p50.value:.2f}x"
+    assert before.speedup_p50 is not None and chosen[8] == f"{before.speedup_p50.value:.2f}x"
     told = tell_confirmation(result)
     assert told.startswith("2 candidates were, best first, judged again on 907 evaluation samples") and "98.3 %" in told
 
@@ -73,6 +67,13 @@ def test_page_and_markdown_show_confirmation_figures_on_top() -> None:
     assert "1.44x" in figures and "at least 1.31x" in figures and "+0.20 pt" in figures and "1.25 ms" in figures
     markdown = verdict_markdown(with_confirmation())
     assert "judged again on 907" in markdown and "1.44x (≥ 1.31x)" in markdown
+
+
+def test_a_candidate_that_was_not_timed_again_has_no_bound() -> None:
+    untimed = confirmed(Estimate(0.03, 0.02, 0.04), Estimate(1.0)).model_copy(update={"speedup_p50": None})
+    candidates = [RESULT.candidates[0].model_copy(update={"confirmed": untimed})]
+    lines = verdict_markdown(RESULT.model_copy(update={"candidates": candidates})).splitlines()
+    assert lines[-1].endswith(f"| +3.00 pt (≤ +4.00 pt) | {NO_VALUE} |")
 
 
 def test_without_a_confirmation_nothing_is_said_of_one() -> None:
@@ -94,15 +95,10 @@ def test_slices_and_flips_of_a_candidate() -> None:
     ]
     result = RESULT.model_copy(update={"candidates": changed})
     (candidate,) = (one for one in changed if one.name == CHOSEN)
-    rows = slice_rows(candidate, "accuracy")
+    rows = slices_table(candidate, "accuracy").texts()
     assert len(rows) == SHOWN_SLICES
-    assert (rows[0].name, rows[0].samples, rows[0].drop, rows[0].bounds) == (
-        "language g0",
-        "40",
-        "+1.00 pt",
-        "+0.00 pt to +3.00 pt",
-    )
-    assert (rows[1].drop, rows[1].bounds) == (NO_VALUE, NO_VALUE)
+    assert rows[0] == ("language g0", "40", "+1.00 pt", "+0.00 pt to +3.00 pt")
+    assert rows[1][2:] == (NO_VALUE, NO_VALUE)
     assert tell_flips(candidate) == "Of 2,000 samples 1,200 became worse than the source's and 7 better."
     text = render(result)
     Reader(text)

@@ -119,7 +119,7 @@ def test_an_approval_crosses_the_border(tmp_path: Path) -> None:
     """Promotion is done where the variant was judged: what it takes arrives whole, and is checked again when it is read."""
     verdicts = tuple(Verdict(gate, "pass", 0.0, 0.0, "at_most") for gate in sorted(ALWAYS))
     trial = replace(some_trial(tmp_path / "m.onnx"), outcome="passed", verdicts=verdicts)
-    champion = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "fp32-fused@ort-cpu", "2")
+    champion = Champion("m-quantized", "3", "champion-ort-cpu", "d", "s", "fp32-fused@ort-cpu", previous="2")
     records = (Approval(trial, "a device", ALWAYS), champion, "run id")
     digest = keep_arguments(Store(tmp_path), records, PROMOTION.takes)
     assert read_arguments(Store(tmp_path), digest, PROMOTION.takes) == list(records)

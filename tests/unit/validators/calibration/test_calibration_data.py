@@ -340,7 +340,7 @@ def test_a_check_is_as_grave_as_its_gravest_failure(critical: bool, warning: boo
 
 
 def test_one_critical_failure_refuses_whatever_else_passed() -> None:
-    good = Check("a", True, "critical", "", "", "")
+    good = Check("a", "critical", "", "", "", True)
     assert conclude((good, replace(good, passed=False, severity="warning"), replace(good, passed=False))) == "refused"
     assert conclude((good, replace(good, passed=False, severity="warning"))) == "accepted_with_warnings"
     assert conclude((good,)) == "accepted"

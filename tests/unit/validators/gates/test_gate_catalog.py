@@ -181,7 +181,7 @@ def test_logged_metrics_are_required() -> None:
 
 def test_champion_of_another_variant_must_be_compared() -> None:
     """Of another identity, whatever the digest of its file."""
-    champion = Champion("m-quantized", "3", "champion-ort-cuda", "digest", "s", INT8, "2", identity="other")
+    champion = Champion("m-quantized", "3", "champion-ort-cuda", "digest", "s", INT8, previous="2", identity="other")
     assert champion_gates("digest", champion) == {"beats_champion", "champion_device"}
     assert champion_gates("other", champion) == champion_gates("digest", None) == frozenset()
     job = job_of()

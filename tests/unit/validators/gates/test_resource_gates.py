@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.reporting.measured import measured_facts
+from tasks.reporting.details import measured_facts
 from tasks.trials.judge import rank_passing
 from tasks.trials.measure_latency import with_threads
 from validators.gates.champion import judge_against_champion
