@@ -190,7 +190,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
         with show_progress(err, job):
             flow = load()
             with on_server():
-                result: Result = ended(flow(job)).result()
+                result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, files, job, clock)
     seconds = result.seconds
