@@ -7,7 +7,8 @@ from typing import Literal
 
 import yaml
 
-from tasks.demo import image, language, registry, text
+from tasks.demo import image, language, text
+from tasks.demo.registry import register
 from tasks.evidence.flavors import need_libraries
 from tasks.run.context import log
 from tasks.run.settings import tracking_uri
@@ -47,13 +48,8 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
     need_libraries(libraries, extra, title)
     state.mkdir(parents=True, exist_ok=True)
     log.info("demo: fetching assets and building the model (once)")
-    build, register = {
-        "text": (text.build, registry.register_text),
-        "image": (image.build, registry.register_image),
-        "llm": (language.build, registry.register_language),
-    }[kind]
-    built = build(state)
-    uri = register(built, tracking_uri(state))
+    built = {"text": text, "image": image, "llm": language}[kind].build(state)
+    uri = register(built, tracking_uri(state), kind)
     figures = ", ".join(f"{key} {value}" for key, value in sorted(built.notes.items()))
     log.info("demo: %s is registered as %s (%s)", built.name, uri, figures)
     _link(state / "demo" / kind, built.calibration_path.parent)

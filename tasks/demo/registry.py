@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -23,99 +22,14 @@ DIGEST_TAG = "quantgate.demo_digest"
 _EXAMPLE_SAMPLES = 2  # with one sample, torch.export would treat the batch size as a constant
 
 
-def register_text(built: Demo, tracking_uri: str) -> str:
-    """Register the text demo, an ONNX model, and return its URI, such as `models:/sentiment-minilm/1`.
+def register(built: Demo, tracking_uri: str, kind: str) -> str:
+    """Register the demo of this kind and return its URI, such as `models:/sentiment-minilm/1`.
 
-    If a version was registered from the same model file before, that version is returned.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
-
-    def log() -> str:
-        import mlflow.onnx
-        import onnx
-        from mlflow.types import TensorSpec
-
-        inputs = _example(built, ("input_ids", "attention_mask"))
-        signature = _signature([TensorSpec(array.dtype, (-1, -1), name) for name, array in inputs.items()], classes=2)
-        info = mlflow.onnx.log_model(
-            onnx.load(built.model_path),
-            name=built.name,
-            signature=signature,
-            input_example=inputs,
-            # One file, so that its digest equals that of the built file.
-            save_as_external_data=False,
-            onnx_execution_providers=["CPUExecutionProvider"],
-            pip_requirements=_pins("onnx", "onnxruntime"),
-        )
-        return str(info.model_uri)
-
-    return _register(built, tracking_uri, log)
-
-
-def register_image(built: Demo, tracking_uri: str) -> str:
-    """Register the image demo, an exported PyTorch program; return its URI, such as `models:/digits-efficientnet-lite0/1`.
-
-    If a version was registered from the same weights before, that version is returned.
+    If a version was registered from the same model file or weights before, that version is returned.
 
     Raises:
         InfrastructureError: the registry does not answer.
     """
-
-    def log() -> str:
-        import mlflow.pytorch
-        from mlflow.types import TensorSpec
-
-        from tasks.demo.image import load_model
-
-        image = _example(built, ("image",))["image"]
-        info = mlflow.pytorch.log_model(
-            load_model(built.model_path),
-            name=built.name,
-            # Without a name: MLflow's PyTorch flavor predicts on arrays, not on dictionaries.
-            signature=_signature([TensorSpec(image.dtype, (-1, *image.shape[1:]))], classes=10),
-            input_example=image,
-            serialization_format="pt2",
-            pip_requirements=_pins("torch"),
-        )
-        return str(info.model_uri)
-
-    return _register(built, tracking_uri, log)
-
-
-def register_language(built: Demo, tracking_uri: str) -> str:
-    """Register the language demo, a decoder of transformers with its tokenizer; return its URI.
-
-    If a version was registered from the same weights before, that version is returned.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
-
-    def log() -> str:
-        from tasks.demo.language import quiet_transformers
-
-        with quiet_transformers(), quiet_mlflow():
-            import mlflow.transformers
-            import transformers
-
-            library: Any = transformers
-            folder = built.model_path.parent
-            parts = {
-                "model": library.AutoModelForCausalLM.from_pretrained(folder),
-                "tokenizer": library.AutoTokenizer.from_pretrained(folder),
-            }
-            info = mlflow.transformers.log_model(
-                parts, name=built.name, task="text-generation", pip_requirements=_pins("torch", "transformers")
-            )
-        return str(info.model_uri)
-
-    return _register(built, tracking_uri, log)
-
-
-def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
-    """Register the model that `log` logs, unless a version with the same digest exists; return its URI."""
     import mlflow
 
     with connect(tracking_uri) as client:
@@ -127,10 +41,70 @@ def _register(built: Demo, tracking_uri: str, log: Callable[[], str]) -> str:
             with warnings.catch_warnings():
                 # MLflow 3.17 warns about a type hint of its own when its pyfunc flavor is imported.
                 warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType", UserWarning)
-                model_uri = registry_call(log)
+                model_uri = registry_call({"text": _log_text, "image": _log_image, "llm": _log_language}[kind], built)
         with quiet_mlflow(), sent_once():
             made: Any = registry_call(mlflow.register_model, model_uri, built.name, tags={DIGEST_TAG: built.digest})
         return f"models:/{built.name}/{made.version}"
+
+
+def _log_text(built: Demo) -> str:
+    """Log an ONNX model; return its URI."""
+    import mlflow.onnx
+    import onnx
+    from mlflow.types import TensorSpec
+
+    inputs = _example(built, ("input_ids", "attention_mask"))
+    info = mlflow.onnx.log_model(
+        onnx.load(built.model_path),
+        name=built.name,
+        signature=_signature([TensorSpec(array.dtype, (-1, -1), name) for name, array in inputs.items()], classes=2),
+        input_example=inputs,
+        # One file, so that its digest equals that of the built file.
+        save_as_external_data=False,
+        onnx_execution_providers=["CPUExecutionProvider"],
+        pip_requirements=_pins("onnx", "onnxruntime"),
+    )
+    return str(info.model_uri)
+
+
+def _log_image(built: Demo) -> str:
+    """Log an exported PyTorch program; return its URI."""
+    import mlflow.pytorch
+    from mlflow.types import TensorSpec
+
+    from tasks.demo.image import load_model
+
+    image = _example(built, ("image",))["image"]
+    info = mlflow.pytorch.log_model(
+        load_model(built.model_path),
+        name=built.name,
+        # Without a name: MLflow's PyTorch flavor predicts on arrays, not on dictionaries.
+        signature=_signature([TensorSpec(image.dtype, (-1, *image.shape[1:]))], classes=10),
+        input_example=image,
+        serialization_format="pt2",
+        pip_requirements=_pins("torch"),
+    )
+    return str(info.model_uri)
+
+
+def _log_language(built: Demo) -> str:
+    """Log a decoder of transformers with its tokenizer; return its URI."""
+    from tasks.demo.language import quiet_transformers
+
+    with quiet_transformers(), quiet_mlflow():
+        import mlflow.transformers
+        import transformers
+
+        library: Any = transformers
+        folder = built.model_path.parent
+        parts = {
+            "model": library.AutoModelForCausalLM.from_pretrained(folder),
+            "tokenizer": library.AutoTokenizer.from_pretrained(folder),
+        }
+        info = mlflow.transformers.log_model(
+            parts, name=built.name, task="text-generation", pip_requirements=_pins("torch", "transformers")
+        )
+    return str(info.model_uri)
 
 
 def _known_version(client: MlflowClient, built: Demo) -> int | None:

@@ -116,18 +116,16 @@ class ActivationWatch:
             vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
         return counts, np.concatenate(vectors)
 
-    def shares_outside(
-        self, samples: Samples, fixed_batch: int | None, ranges: Ranges
-    ) -> tuple[NDArray[np.float64], Vectors]:
-        """Return each sample's share of values outside the range, by watched tensor, and one vector per sample.
+    def shares_outside(self, samples: Samples, fixed_batch: int | None, ranges: Ranges) -> NDArray[np.float64]:
+        """Return each sample's share of values outside the range, by watched tensor, float64 `(n, tensors)`.
 
-        Shares are float64 `(n, tensors)`, NaN for a tensor without a range or of another type than float. Vectors are float32
-        `(n, features)`. A tensor whose first axis is not the batch has one share for all samples of a batch.
+        It is NaN for a tensor without a range or of another type than float. A tensor whose first axis is not the batch has one
+        share for all samples of a batch.
 
         Raises:
             CandidateRefused: `invalid`: the runtime fails on the samples.
         """
-        shares, vectors = [], []
+        shares = []
         for size, tensors in self._run(samples, np.arange(len(samples)), fixed_batch):
             columns = np.full((size, len(self.taps.watched)), np.nan)
             for place, tap in enumerate(self.taps.watched):
@@ -137,8 +135,7 @@ class ActivationWatch:
                     rows = size if len(values) == size else 1
                     columns[:, place] = outside.reshape(rows, -1).mean(axis=1)
             shares.append(columns)
-            vectors.append(_pool(tensors[self.taps.representation], size, self.taps.channel_axis))
-        return np.concatenate(shares), np.concatenate(vectors)
+        return np.concatenate(shares)
 
     def _run(
         self, samples: Samples, rows: NDArray[np.intp], fixed_batch: int | None

@@ -138,7 +138,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
         names = [tap.tensor for tap in tapped.taps.watched]
         fixed = [watched.ranges[name] for name in names]
         ranges = Ranges(np.array([one.low for one in fixed]), np.array([one.high for one in fixed]))
-        shares, _ = tapped.shares_outside(traffic, watched.batch_axis, ranges)
+        shares = tapped.shares_outside(traffic, watched.batch_axis, ranges)
     bounds = np.array([one.share_outside for one in fixed]) + watch.max_saturation
     # A range that clipped nearly everything at promotion cannot become measurably worse.
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)

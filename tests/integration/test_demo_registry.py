@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.demo.built import Demo
-from tasks.demo.registry import register_image, register_text
+from tasks.demo.registry import register
 from tasks.demo.splits import save_samples
 from tasks.registry.mlflow_registry import connect
 
@@ -58,11 +58,11 @@ def test_the_text_demo_is_registered_once(tmp_path: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
     built, uri = tiny_text(tmp_path), f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert register_text(built, uri) == "models:/tiny-text/1"
-    assert register_text(built, uri) == "models:/tiny-text/1"
+    assert register(built, uri, "text") == "models:/tiny-text/1"
+    assert register(built, uri, "text") == "models:/tiny-text/1"
     other = replace(built, digest="0" * 64)
-    assert register_text(other, uri) == "models:/tiny-text/2"
-    assert register_text(built, uri) == "models:/tiny-text/1"
+    assert register(other, uri, "text") == "models:/tiny-text/2"
+    assert register(built, uri, "text") == "models:/tiny-text/1"
     with connect(uri) as client:
         assert {int(found.version) for found in client.search_model_versions("name = 'tiny-text'")} == {1, 2}
         folder = Path(download_artifacts("models:/tiny-text/1", dst_path=str(tmp_path / "down")))
@@ -85,8 +85,8 @@ def test_the_image_demo_is_a_program_with_a_dynamic_batch(tmp_path: Path) -> Non
     data = tmp_path / "samples.npz"
     built = Demo("tiny-image", tmp_path / "model.safetensors", data, data, "1" * 64, {})
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert register_image(built, uri) == "models:/tiny-image/1"
-    assert register_image(built, uri) == "models:/tiny-image/1"
+    assert register(built, uri, "image") == "models:/tiny-image/1"
+    assert register(built, uri, "image") == "models:/tiny-image/1"
 
     (program,) = (tmp_path / "mlartifacts").rglob("*.pt2")
     with warnings.catch_warnings():

@@ -199,9 +199,10 @@ def _has_drop(job: Job) -> bool:
     return metric_facts(job.metric).has_drop
 
 
-# A gate on the metric's rows, and one on a latency beside the baseline's.
+# A gate on the metric's rows, one on a latency beside the baseline's, and one on a fact.
 _ON_SCORES = partial(Gate, units="clusters", evidence=SCORES, is_confirmed=True, is_loss=True, from_samples=True)
 _ON_LATENCY = partial(Gate, units="launches", evidence=LATENCY, is_confirmed=True)
+_YES_OR_NO = partial(Gate, unit="yes or no", units="exact")
 
 GATES: tuple[Gate, ...] = (
     _ON_SCORES(
@@ -252,42 +253,32 @@ GATES: tuple[Gate, ...] = (
         is_confirmed=True,
         is_loss=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "finite",
         "On no sample has the judged output NaN or Inf where the baseline's is finite.",
-        "yes or no",
-        units="exact",
         judge=_answered(lambda answers, _: sanity.judge_finite(answers.newly_bad, answers.samples)),
         is_confirmed=True,
         from_samples=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "same_outputs",
         "No output is missing, new, in another place, or has another dtype, number of axes, or size that values do not change.",
-        "yes or no",
-        units="exact",
         judge=_sanity("same_outputs"),
     ),
-    Gate(
+    _YES_OR_NO(
         "not_constant",
         "Not every sample gets the same answer, unless the source gives every sample the same.",
-        "yes or no",
-        units="exact",
         judge=_sanity("not_constant"),
         is_loss=True,
     ),
-    Gate(
+    _YES_OR_NO(
         "deterministic",
         "The same batch again gives the same bits; where the source's answers differ, no more than twice as much.",
-        "yes or no",
-        units="exact",
         judge=_sanity("deterministic"),
     ),
-    Gate(
+    _YES_OR_NO(
         "finite_outputs",
         "No output has NaN or Inf where the source's is finite.",
-        "yes or no",
-        units="exact",
         judge=_sanity("finite_outputs"),
     ),
     _ON_LATENCY(
@@ -407,20 +398,16 @@ GATES: tuple[Gate, ...] = (
         judge=lambda found: resource.judge_compilation(found.variant, found.job.gates),
         key="max_compile_seconds",
     ),
-    Gate(
+    _YES_OR_NO(
         "real_kernels",
         "The variant was measured on hardware that runs its precision; a simulated or only compiled one is never promoted.",
-        "yes or no",
-        units="exact",
         judge=lambda found: coverage.judge_simulation(found.variant),
         # `Approval` checks the proof itself, and a measured variant gets no verdict here.
         requires=lambda _job, _candidate: False,
     ),
-    Gate(
+    _YES_OR_NO(
         "not_rolled_back",
         "Nobody rolled back the same variant on this target.",
-        "yes or no",
-        units="exact",
         judge=lambda found: judge_rolled_back(found.rolled_back),
     ),
 )
