@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.watch.evidence import DRIFT_BY_CHANCE, Memory, Signal, find_alarms, remember, weigh
+from tasks.watch.alarms import DRIFT_BY_CHANCE, Memory, Signal, find_alarms, remember, weigh
 from tasks.watch.look import find_drift
 from validators.calibration.model_view import Embeddings, ModelView
 from validators.job.job_data import CalibrationBounds

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
-from tasks.watch.evidence import Observation
+from tasks.watch.alarms import Observation
 from tasks.watch.watch import look, watched_jobs
 
 JobName = Annotated[

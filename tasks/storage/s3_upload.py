@@ -127,15 +127,12 @@ def _of_upload(s3: S3, what: str, operation: str, uri: S3Uri, upload_id: str, **
             if is_unmet(error):
                 raise _Unmet from error
             # If the listing of parts was wrong, one of them is invalid: all parts are sent again.
-            if code_of(error) in ("NoSuchUpload", "InvalidPart") or (status_of(error) == 404 and not _no_bucket(error)):
+            code = code_of(error)
+            if code in ("NoSuchUpload", "InvalidPart") or (status_of(error) == 404 and code != "NoSuchBucket"):
                 raise _Gone(
-                    found=f"the upload of {uri} is gone: {code_of(error)}", expected="its parts", fix="run again"
+                    found=f"the upload of {uri} is gone: {code}", expected="its parts", fix="run again"
                 ) from error
             attempts.failed(error)
-
-
-def _no_bucket(error: Exception) -> bool:
-    return code_of(error) == "NoSuchBucket"
 
 
 def _unfinished(s3: S3, uri: S3Uri) -> tuple[str | None, dict[int, str]]:

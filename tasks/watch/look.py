@@ -16,7 +16,7 @@ from tasks.run.context import Run, log
 from tasks.runtimes.runner import open_runner
 from tasks.trials.materials import prepared_product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
-from tasks.watch.evidence import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
+from tasks.watch.alarms import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
 from validators.calibration.disjoint import compare_disjoint
 from validators.calibration.evidence import see

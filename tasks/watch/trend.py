@@ -15,7 +15,7 @@ from tasks.registry.mlflow_entities import as_tags
 from tasks.registry.mlflow_registry import connect, experiment_id, registry_call
 from tasks.registry.mlflow_runs import KIND, NAME, delete_duplicates, find_or_create_run
 from tasks.run.context import Run
-from tasks.watch.evidence import Memory
+from tasks.watch.alarms import Memory
 from tasks.watch.look import LookFindings
 from tasks.watch.subject import Lineage
 from tasks.watch.traffic import TrafficMark

@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from tasks.run.context import Run, log, start_run
 from tasks.run.step import step
 from tasks.service.job_files import job_named, read_jobs
-from tasks.watch.evidence import Decision, Observation, decide, find_alarms, remember
+from tasks.watch.alarms import Decision, Observation, decide, find_alarms, remember
 from tasks.watch.look import look_at_traffic
 from tasks.watch.subject import Lineage, find_watched, load_watched
 from tasks.watch.traffic import gather_traffic

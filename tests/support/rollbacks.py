@@ -58,7 +58,7 @@ def watch_rolls_back(champion: str, predecessor: str) -> str:
     from types import SimpleNamespace
 
     from tasks.registry.champion_slot import ChampionSlot
-    from tasks.watch.evidence import Alarm, Decision, Memory
+    from tasks.watch.alarms import Alarm, Decision, Memory
     from tasks.watch.subject import Lineage
     from tasks.watch.traffic import TrafficMark
     from tasks.watch.trend import Trend

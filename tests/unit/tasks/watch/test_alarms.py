@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.watch.evidence import (
+from tasks.watch.alarms import (
     DRIFT_BY_CHANCE,
     DRIFT_STAKES,
     Alarm,
