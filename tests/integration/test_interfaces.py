@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Tiny
-from driving import run_jobs, write_job
 from exported_models import export_program
 from interfaces import REFUSED, WORKING, Interface
 
@@ -63,24 +62,6 @@ def test_a_supported_interface_passes_the_first_steps(
     judged: Any = WORKING[name].job.get("output", WORKING[name].model.graph.output[0].name)
     assert evidence.output.name == (judged if isinstance(judged, str) else judged[0])
     assert len(evidence.evaluation) == 999 * (evidence.evaluation.steps or 1)
-
-
-@pytest.mark.slow
-def test_the_command_refuses_an_interface_without_a_traceback(tmp_path: Path, tiny: Tiny) -> None:
-    """Through the whole command, those that once ended in a crash."""
-    names = ("sequence of a split", "scalar sr", "no inputs", "float8", "optional input")
-    calls: list[dict[str, object]] = []
-    for name in names:
-        folder = tmp_path / name.replace(" ", "_")
-        folder.mkdir()
-        job = write_job(folder / "job.yaml", job_of(folder, REFUSED[name], tiny))
-        calls.append({"name": name.replace(" ", "_"), "job": str(job)})
-    answers = run_jobs(tmp_path / "state", tmp_path / "runs", calls)
-    for name in names:
-        answer = answers[name.replace(" ", "_")]
-        assert (answer.code, "Traceback" in answer.said) == (2, False), answer.said
-        assert all(word in answer.said for word in ("found:", "expected:", "fix:")), answer.said
-        assert answer.result is not None and answer.result["outcome"] == "error"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from conftest import Tiny, tiny_model
 from driving import Answer, register_models, run_jobs, write_job
+from interfaces import REFUSED
 
 pytestmark = pytest.mark.slow
 
@@ -134,65 +136,22 @@ def bad_sources(folder: Path, tiny: Tiny) -> dict[str, tuple[Changes, int, str]]
     }
 
 
-Seen = dict[str, tuple[int, str, Answer]]
+def bad_interfaces(folder: Path) -> dict[str, tuple[Changes, int, str]]:
+    """Models whose inputs or outputs once ended a run in a crash, like `bad_data`."""
+    found: dict[str, tuple[Changes, int, str]] = {}
+    for name in ("sequence of a split", "scalar sr", "no inputs", "float8", "optional input"):
+        case = REFUSED[name]
+        assert case.words is not None
+        onnx.save(case.model, folder / f"{name}.onnx")
+        data = {role: str(folder / f"{name} {role}.npz") for role in ("calibration", "evaluation")}
+        for path, n, seed in zip(data.values(), (99, 999), (11, 12), strict=True):
+            np.savez(path, **case.data(n, seed))
+        found[name] = ({"source": str(folder / f"{name}.onnx"), "data": data} | case.job, 2, case.words)
+    return found
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, Seen]:
-    """The answer to each bad input, with what was expected of it."""
-    folder = tmp_path_factory.mktemp("bad")
-    state = folder / "state"
-    register_models(state, tiny.model.parent, every=True)
-    table = bad_sources(folder, tiny) | bad_data(folder, tiny)
-    calls: list[dict[str, object]] = []
-    for name, (changes, _, _) in table.items():
-        path = write_job(folder / f"{name}.yaml", tiny.job(**({"source": "models:/tiny/1"} | changes)))
-        calls.append({"name": name, "job": str(path)})
-    answers = run_jobs(state, folder / "runs", calls)
-    return state, {name: (code, words, answers[name]) for name, (_, code, words) in table.items()}
-
-
-def test_each_bad_input_is_named_with_its_exit_code(seen: tuple[Path, Seen]) -> None:
-    wrong = {
-        name: answer.said
-        for name, (code, words, answer) in seen[1].items()
-        if answer.code != code or words not in " ".join(answer.said.split()) or "Traceback" in answer.said
-    }
-    assert not wrong, "\n\n".join(f"== {name}\n{said}" for name, said in wrong.items())
-
-
-def test_each_bad_input_says_found_expected_and_fix(seen: tuple[Path, Seen]) -> None:
-    for name, (code, _, answer) in seen[1].items():
-        assert answer.result is not None, name
-        if code == 2:
-            assert answer.result["outcome"] == "error", name
-            assert all(answer.result["error"][key] for key in ("found", "expected", "fix")), name
-            assert all(f"{key}:" in answer.said for key in ("found", "expected", "fix")), name
-
-
-def test_bad_input_registers_nothing_and_leaves_no_partial_files(seen: tuple[Path, Seen]) -> None:
-    state = seen[0]
-    assert not list(state.rglob("consumer.py"))
-    assert not list((state / "store").rglob(".making-*"))
-    assert not list(state.parent.rglob(".*.writing"))
-
-
-def test_dead_registry_is_infrastructure_error_after_retries(tiny: Tiny, tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job.yaml", tiny.job(source="models:/tiny/1"))
-    calls: list[dict[str, object]] = [{"name": "down", "job": str(job)}]
-    extra = {
-        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "QUANTGATE_PATIENCE_SECONDS": "3",
-    }
-    answer = run_jobs(tmp_path / "state", tmp_path / "runs", calls, **extra)["down"]
-    assert answer.code == 1
-    assert "the MLflow registry does not answer" in answer.said
-    assert answer.said.count("; retrying") == 2
-
-
-def test_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_path: Path) -> None:
-    """Opset 11 is upgraded, float16 computes in float32; inputs and outputs of the variant are those of the source."""
+def sound(folder: Path, tiny: Tiny) -> dict[str, Changes]:
+    """An old opset, and half precision: what jobs on them change."""
     old, half = tiny_model(*tiny.weights), tiny_model(*tiny.weights)
     old.opset_import[0].version, old.ir_version = 11, 6
     for tensor in half.graph.initializer:
@@ -205,15 +164,87 @@ def test_old_opset_and_half_precision_are_promoted_like_others(tiny: Tiny, tmp_p
     for role in ("calibration", "evaluation"):
         data["old"][role] = str(getattr(tiny, role))
         arrays = dict(np.load(data["old"][role]))
-        np.savez(tmp_path / f"{role}.npz", **(arrays | {"x": arrays["x"].astype(np.float16)}))
-        data["half"][role] = str(tmp_path / f"{role}.npz")
-    calls: list[dict[str, object]] = []
+        np.savez(folder / f"half_{role}.npz", **(arrays | {"x": arrays["x"].astype(np.float16)}))
+        data["half"][role] = str(folder / f"half_{role}.npz")
+    candidates = ["int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"]
     for name, model in {"old": old, "half": half}.items():
-        onnx.save(model, tmp_path / f"{name}.onnx")
-        candidates = ["int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu"]
-        job = tiny.job(source=str(tmp_path / f"{name}.onnx"), data=data[name], candidates=candidates)
-        calls.append({"name": name, "job": str(write_job(tmp_path / f"{name}.yaml", job)), "promote": False})
-    answers = run_jobs(tmp_path / "state", tmp_path / "runs", calls)
-    for name, answer in answers.items():
+        onnx.save(model, folder / f"{name}.onnx")
+    return {
+        name: {"source": str(folder / f"{name}.onnx"), "data": data[name], "candidates": candidates} for name in data
+    }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What each job was answered, and of bad input what was expected: the exit code and words."""
+
+    state: Path
+    answers: dict[str, Answer]
+    bad: dict[str, tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Seen:
+    """All jobs in one process, which imports what they need once; the last one without a registry."""
+    folder = tmp_path_factory.mktemp("bad")
+    state = folder / "state"
+    register_models(state, tiny.model.parent, every=True)
+    table = bad_sources(folder, tiny) | bad_data(folder, tiny) | bad_interfaces(folder)
+    jobs = {name: changes for name, (changes, _, _) in table.items()} | sound(folder, tiny) | {"down": {}}
+    paths = {
+        name: str(write_job(folder / f"{name}.yaml", tiny.job(**({"source": "models:/tiny/1"} | changes))))
+        for name, changes in jobs.items()
+    }
+    calls: list[dict[str, object]] = [{"name": name, "job": path} for name, path in paths.items()]
+    for call in calls:
+        call["promote"] = call["name"] not in ("old", "half")
+    calls[-1]["environ"] = {
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "QUANTGATE_PATIENCE_SECONDS": "3",
+    }
+    answers = run_jobs(state, folder / "runs", calls)
+    return Seen(state, answers, {name: (code, words) for name, (_, code, words) in table.items()})
+
+
+def test_each_bad_input_is_named_with_its_exit_code(seen: Seen) -> None:
+    wrong = {
+        name: seen.answers[name].said
+        for name, (code, words) in seen.bad.items()
+        if seen.answers[name].code != code
+        or words not in " ".join(seen.answers[name].said.split())
+        or "Traceback" in seen.answers[name].said
+    }
+    assert not wrong, "\n\n".join(f"== {name}\n{said}" for name, said in wrong.items())
+
+
+def test_each_bad_input_says_found_expected_and_fix(seen: Seen) -> None:
+    for name, (code, _) in seen.bad.items():
+        answer = seen.answers[name]
+        assert answer.result is not None, name
+        if code == 2:
+            assert answer.result["outcome"] == "error", name
+            assert all(answer.result["error"][key] for key in ("found", "expected", "fix")), name
+            assert all(f"{key}:" in answer.said for key in ("found", "expected", "fix")), name
+
+
+def test_bad_input_registers_nothing_and_leaves_no_partial_files(seen: Seen) -> None:
+    """Nor do the runs without promotion beside them."""
+    assert not list(seen.state.rglob("consumer.py"))
+    assert not list((seen.state / "store").rglob(".making-*"))
+    assert not list(seen.state.parent.rglob(".*.writing"))
+
+
+def test_dead_registry_is_infrastructure_error_after_retries(seen: Seen) -> None:
+    answer = seen.answers["down"]
+    assert answer.code == 1
+    assert "the MLflow registry does not answer" in answer.said
+    assert answer.said.count("; retrying") == 2
+
+
+def test_old_opset_and_half_precision_are_promoted_like_others(seen: Seen) -> None:
+    """Opset 11 is upgraded, float16 computes in float32; inputs and outputs of the variant are those of the source."""
+    for name in ("old", "half"):
+        answer = seen.answers[name]
         assert answer.code == 0 and answer.result is not None, (name, answer.said)
         assert [one["refusal"] for one in answer.result["candidates"]] == [None] * 3, answer.said

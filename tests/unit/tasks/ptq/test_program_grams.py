@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from tasks.engines.inductor import grams as room
 from tasks.engines.inductor.gpu_forms import rewrite
 from tasks.engines.inductor.grams import grams
 from tasks.engines.inductor.programs import Tensors
+from tasks.ptq.weight_only.hqq import hqq
+from tasks.ptq.weight_only.int4_grid import round_to_nearest
 
 CPU = torch.device("cpu")
 RECIPE: dict[str, Any] = {"precision": "int4", "block_size": 32, "weight_method": "gptq", "asymmetric": True}
@@ -80,6 +83,39 @@ def test_gptq_leaves_less_error_than_rounding(model: torch.nn.Module, samples: l
             errors[method] = float((found - model(*unseen)).square().mean())
         assert changes == {"linear layers in INT4": 4}
     assert errors["gptq"] < 0.7 * errors["rtn"]
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+@pytest.mark.parametrize("method", ["hqq", "rtn"])
+def test_int4_layers_multiply_by_the_weights_of_the_method(
+    model: torch.nn.Module, samples: list[Tensors], method: str, block_size: int
+) -> None:
+    """Against the float model with the dequantized weights; the kernel reads activations in bfloat16."""
+    module, expected = _exported(model, samples), copy.deepcopy(model)
+    recipe = RECIPE | {"weight_method": method, "block_size": block_size}
+    with torch.no_grad():
+        changes = rewrite(module, recipe, CPU, [])
+        # Blocks of 64 divide no layer with 32 inputs.
+        fitting = ("left", "right") if block_size == 64 else ("left", "right", "middle", "last")
+        for name in fitting:
+            weight = expected.get_submodule(name).weight
+            values = weight.t().numpy()
+            made = (
+                hqq(values, block_size=block_size, dtype=np.float32)
+                if method == "hqq"
+                else round_to_nearest(values, block_size=block_size, symmetric=False, dtype=np.float32)
+            )
+            weight.copy_(torch.from_numpy(made.dequantized().T))
+        (found, wanted, exact) = (one(*samples[0]) for one in (module, expected, model))
+    assert changes["linear layers in INT4"] == len(fitting)
+    lost, left = float((found - wanted).abs().max()), float((wanted - exact).abs().max())
+    assert lost < 0.02 * float(exact.abs().max()) < left
+
+
+def test_float32_rewrites_nothing(model: torch.nn.Module, samples: list[Tensors]) -> None:
+    module = _exported(model, samples)
+    before = str(module.graph)
+    assert rewrite(module, {"precision": "fp32"}, CPU, []) == {} and str(module.graph) == before
 
 
 def test_gram_matrices_are_those_of_the_float_model(
