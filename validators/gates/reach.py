@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +32,9 @@ def is_few(different: float, n: float) -> bool:
     return different < FEW_DIFFERENT and different < n / 2
 
 
-class Wrong(NamedTuple):
-    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
-
-    Samples of one kind, such as those of a class, move the metric about alike.
-    """
-
-    rows: Rows
-    kind: Numbers
+# Rows of the same samples if every answer were wrong, (n, k), and the kind of each sample: those of one kind, such as a class,
+# move the metric about alike. Metrics do not import it: their results would be made again with every change here.
+Wrong = tuple[Rows, Numbers]
 
 
 @dataclass(frozen=True)

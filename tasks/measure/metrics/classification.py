@@ -17,13 +17,13 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     flat,
     mean_of_scores,
     misfit,
     values_a_sample,
 )
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

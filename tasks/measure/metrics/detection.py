@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.areas import Groups, counts_up_to, group_slices
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, as_rows, misfit
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Vector, Wrong, as_rows, misfit
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

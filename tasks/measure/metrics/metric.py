@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.job.metric_facts import metric_facts
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
@@ -26,6 +25,16 @@ Rows = NDArray[np.float64]
 Vector = NDArray[np.float64]
 # Samples that a row depends on: its own ("sample"), or all ("set"). "kept" rows also hold the outputs, or their ranks.
 Scope = Literal["sample", "set", "kept"]
+
+
+class Wrong(NamedTuple):
+    """Rows of the same samples if every answer were wrong, float64 `(n, k)`, and the kind of each sample, intp `(n,)`.
+
+    Samples of one kind, such as those of a class, move the metric about alike.
+    """
+
+    rows: Rows
+    kind: NDArray[np.intp]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     flat,
     mean_of_scores,
@@ -24,7 +25,6 @@ from tasks.measure.metrics.metric import (
     ratio_of_sums,
     values_a_sample,
 )
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 

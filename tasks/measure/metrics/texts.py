@@ -23,6 +23,7 @@ from tasks.measure.metrics.metric import (
     Outputs,
     Rows,
     Vector,
+    Wrong,
     as_rows,
     mean_of_ratios,
     mean_of_scores,
@@ -31,7 +32,6 @@ from tasks.measure.metrics.metric import (
 )
 from validators.digests import digest_file, digest_values
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.job.job_data import TextDecoding
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Scope, are_scores, as_rows
+from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Scope, Wrong, are_scores, as_rows
 from validators.errors import JobError
-from validators.gates.reach import Wrong
 from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
