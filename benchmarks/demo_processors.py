@@ -65,7 +65,7 @@ def table(run: dict[str, Any]) -> str:
             name, outcome = f"**{name}**", "**promoted**"
         speed = one["speedup_p50"]
         lines.append(
-            f"| {name} | {outcome} | {one['metric_value']:.3f} | {100 * one['metric_drop']['high']:+.2f} pt | "
+            f"| {name} | {outcome} | {one['metric_value']:.3f} | {100 * one['metric_drop']['high']:+.2f} pp | "
             f"{speed['value']:.2f}x, {speed['low']:.2f}x | {one['coverage_macs']:.0%} | {one['size_bytes'] / 1e6:.1f} MB |"
         )
     return "\n".join(lines)

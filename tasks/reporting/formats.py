@@ -1,6 +1,6 @@
 """Number formats of the HTML report, the Markdown and the terminal.
 
-    metric    0.770        drop      +0.85 pt (shares) or +0.00123 (in the metric's own units)
+    metric    0.770        drop      +0.85 pp (shares) or +0.00123 (in the metric's own units)
               31.2 dB (sqnr)
     speedup   1.52x        size      22.9 (MB, 10^6 bytes)
     noise     -17.2 (dB of the output's power)
@@ -72,7 +72,7 @@ def metric_drop(value: float | None, metric: str) -> str:
     """Format a drop against the baseline: in points (hundredths) for a share, else in the metric's own units.
 
     >>> metric_drop(0.0085, "accuracy"), metric_drop(-0.0000001, "top5"), metric_drop(0.00123, "mse")
-    ('+0.85 pt', '+0.00 pt', '+0.00123')
+    ('+0.85 pp', '+0.00 pp', '+0.00123')
     """
     if value is None:
         return NO_VALUE
@@ -81,7 +81,7 @@ def metric_drop(value: float | None, metric: str) -> str:
     if not metric_facts(metric).is_share:
         return ("+" if value > 0 else "") + significant(value)
     # Adding 0.0 turns the -0.0 that rounding leaves into 0.0, which has no minus sign.
-    return f"{round(value * drop_scale(metric), 2) + 0.0:+.2f} pt"
+    return f"{round(value * drop_scale(metric), 2) + 0.0:+.2f} pp"
 
 
 def speedup(value: float | None) -> str:
@@ -164,7 +164,7 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
     """Format a value of a gate (also its bound or an end of its interval) in the gate's unit.
 
     >>> gate_value(Verdict("drop", "pass", 0.0085, 0.02, "at_most"), 0.0085, "accuracy")
-    '+0.85 pt'
+    '+0.85 pp'
     >>> gate_value(Verdict("coverage", "pass", 0.982, 0.5, "at_least"), 0.982, "accuracy")
     '98.2 %'
     """

@@ -63,7 +63,7 @@ def test_a_row_has_what_was_chosen_as_confirmed_where_it_was() -> None:
     run = ComparedRun("a", "", changed(RESULT, candidates=candidates), JOB)
     plain, sure, none = outcomes_table([RUNS[0], run, RUNS[2]]).texts()
     assert (plain[5], plain[8]) == (CHOSEN, "1.51x (≥ 1.48x)")
-    assert sure[6:10] == ("0.775 (accuracy)", "+0.50 pt (≤ +1.10 pt)", "1.40x (≥ 1.35x)", "1.50")
+    assert sure[6:10] == ("0.775 (accuracy)", "+0.50 pp (≤ +1.10 pp)", "1.40x (≥ 1.35x)", "1.50")
     assert none[4:6] == ("no_variant", NO_VALUE) and none[7:9] == (NO_VALUE, NO_VALUE)
 
 
@@ -72,7 +72,7 @@ def test_each_candidate_stands_beside_itself() -> None:
     matrix = dict(candidate_matrix(RUNS))
     assert list(matrix) == list(NAMES)
     chosen = matrix[CHOSEN]
-    assert chosen[0] == {"outcome": "passed", "speedup": "1.51x", "drop": "+0.70 pt", "is_chosen": "chosen"}
+    assert chosen[0] == {"outcome": "passed", "speedup": "1.51x", "drop": "+0.70 pp", "is_chosen": "chosen"}
     assert chosen[2] is None
     failed = matrix["int4-g128-rtn@ort-cpu"]
     assert [cell and (cell["outcome"], cell["is_chosen"]) for cell in failed] == [("failed", "")] * 3

@@ -43,7 +43,7 @@ def compare_spec(runs: Sequence[Ends], metric: str | None) -> Spec | None:
         ends = [0.0, *(scale * end for _, drop, scale in drops for end in (_low(drop), _high(drop)))]
         room = 0.05 * (max(ends) - min(ends) or 1.0)
         low, high = min(ends) - room, max(ends) + room
-        unit = " pt" if metric_facts(metric).is_share else ""
+        unit = " pp" if metric_facts(metric).is_share else ""
         x = Scale("linear", low, high, PANEL_WIDTH, tuple(drop_ticks(low, high, high)))
         words = {tick: f"{tick:+g}{unit}" if tick else "0" for tick in x.ticks}
         panels.append(_panel(runs, drops, x, words, f"drop of {metric} (worse →)", 0.0, named=False))

@@ -80,7 +80,7 @@ def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
         *(_marker(point, front, metric) for point in sorted(shown, key=lambda point: point.kind == "chosen")),
         *_labels(shown, gates, x, y),
     ]
-    unit = " pt" if metric_facts(metric).is_share else ""
+    unit = " pp" if metric_facts(metric).is_share else ""
     beyond = f", logarithmic beyond {y.constant:+g}{unit}" if y.kind == "symlog" else ""
     axes = {
         "x": {

@@ -35,7 +35,7 @@ def slices_spec(slices: Sequence[SliceResult], max_drop: float | None, metric: s
     low = min(0.0, bound or 0.0, *(group["low"] for group in groups))
     high = max(0.0, bound or 0.0, *(group["high"] for group in groups))
     room = 0.05 * (high - low or 1.0)
-    unit = " pt" if metric_facts(metric).is_share else ""
+    unit = " pp" if metric_facts(metric).is_share else ""
     x = Scale("linear", low - room, high + room, WIDTH, tuple(drop_ticks(low - room, high + room, high + room)))
     words = {tick: f"{tick:+g}{unit}" if tick else "0" for tick in x.ticks}
     axis = {"title": f"drop of {metric} (worse →)", **x.axis(words)}

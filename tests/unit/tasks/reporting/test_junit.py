@@ -46,7 +46,7 @@ def test_each_gate_of_a_candidate_is_a_case() -> None:
     assert {key: suite.get(key) for key in ("tests", "failures", "skipped", "errors")} == {
         "tests": "3", "failures": "1", "skipped": "1", "errors": "0",
     }  # fmt: skip
-    assert suite[0][0].text == "+5.00 pt, required ≤ +2.00 pt; method: m"
+    assert suite[0][0].text == "+5.00 pp, required ≤ +2.00 pp; method: m"
     assert all(case.get("classname") == NAMES[0] for case in suite)
 
 

@@ -69,9 +69,9 @@ def test_the_picture_names_every_measured_candidate_and_no_other() -> None:
     measured = {stem for stem, figures in MEASURED.items() if figures and figures[1]}
     assert measured | {"baseline"} <= set(texts(svg))
     assert not {"int8-static-entropy-pc", "fp8-amax-pc"} & set(texts(svg))
-    assert "gate: drop at most +2.00 pt" in texts(svg) and "gate: at least 1.05x" in texts(svg)
-    assert f"Chosen: {CHOSEN}, 1.51x, +0.70 pt." in svg.split(">", 1)[0]
-    assert f"{CHOSEN} (chosen): 1.51x, 1.48x to 1.54x; drop +0.70 pt, +0.10 pt to +1.40 pt" in told(svg)
+    assert "gate: drop at most +2.00 pp" in texts(svg) and "gate: at least 1.05x" in texts(svg)
+    assert f"Chosen: {CHOSEN}, 1.51x, +0.70 pp." in svg.split(">", 1)[0]
+    assert f"{CHOSEN} (chosen): 1.51x, 1.48x to 1.54x; drop +0.70 pp, +0.10 pp to +1.40 pp" in told(svg)
     assert set(palette.LIGHT) == set(palette.DARK)
 
 
@@ -246,7 +246,7 @@ def test_groups_are_drawn_with_their_bounds_and_the_gate() -> None:
     svg = svg_of(pictures.draw_slices(RESULT, JOB.gates))
     assert {"language de (120)", "language en (1,500)"} <= set(texts(svg))
     assert "fr" not in svg
-    assert "language de, 120 samples: +3.00 pt, +1.00 pt to +6.00 pt" in told(svg)
+    assert "language de, 120 samples: +3.00 pp, +1.00 pp to +6.00 pp" in told(svg)
     without = JOB.gates.model_copy(update={"max_slice_drop": None})
     assert svg_of(pictures.draw_slices(RESULT, without)).count("<line") < svg.count("<line")
     assert pictures.draw_slices(NO_VARIANT, JOB.gates) is None

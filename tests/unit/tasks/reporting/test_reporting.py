@@ -196,13 +196,13 @@ def test_rows_say_what_was_measured_and_why() -> None:
     by_name = {row[0].partition(" ")[0]: row for row in rows.verdict_table(RESULT, TRIALS).texts()}
     chosen, broken = by_name[CHOSEN], by_name["int8-static-minmax-pt-all-s8s8@ort-cpu"]
     assert chosen == (
-        f"{CHOSEN} (chosen)", "passed", "0.763", "+0.70 pt (≤ +1.40 pt)", "1.51x (≥ 1.48x)", "1.29", "1.42", "22.9",
+        f"{CHOSEN} (chosen)", "passed", "0.763", "+0.70 pp (≤ +1.40 pp)", "1.51x (≥ 1.48x)", "1.29", "1.42", "22.9",
         "209", "98.2", "all 4 gates hold",
     )  # fmt: skip
-    assert broken[-1] == "drop above +2.00 pt; speedup below 1.05x"
+    assert broken[-1] == "drop above +2.00 pp; speedup below 1.05x"
     assert (
         by_name["int8-static-minmax-pc@ort-cpu"][-1]
-        == "drop may be above +2.00 pt: more evaluation samples would settle it"
+        == "drop may be above +2.00 pp: more evaluation samples would settle it"
     )
     refused = by_name["int8-static-entropy-pc@ort-cpu"]
     assert refused[-1].startswith("infrastructure: found 12 GB") and refused[4] == formats.NO_VALUE
@@ -217,9 +217,9 @@ def test_rows_say_what_was_measured_and_why() -> None:
         (formats.metric_value(0.7699, "accuracy"), "0.770"),
         (formats.metric_value(0.00123456, "mae"), "0.00123"),
         (formats.metric_value(float("nan"), "accuracy"), "NaN"),
-        (formats.metric_drop(0.0085, "accuracy"), "+0.85 pt"),
-        (formats.metric_drop(-0.0085, "agreement"), "-0.85 pt"),
-        (formats.metric_drop(-0.00001, "top5"), "+0.00 pt"),
+        (formats.metric_drop(0.0085, "accuracy"), "+0.85 pp"),
+        (formats.metric_drop(-0.0085, "agreement"), "-0.85 pp"),
+        (formats.metric_drop(-0.00001, "top5"), "+0.00 pp"),
         (formats.metric_drop(0.0085, "mse"), "+0.00850"),
         (formats.metric_drop(None, "mse"), formats.NO_VALUE),
         (formats.speedup(1.516), "1.52x"),
@@ -234,7 +234,7 @@ def test_rows_say_what_was_measured_and_why() -> None:
         (formats.percent(0.98249), "98.2"),
         (formats.seconds(9.999), "10.0"),
         (formats.gate_value(Verdict("size_ratio", "pass", 0.26, 1.05, "at_most"), 0.26, "mse"), "0.26x"),
-        (formats.gate_bound(Verdict("drop", "pass", 0.0, 0.02, "at_most"), "accuracy"), "≤ +2.00 pt"),
+        (formats.gate_bound(Verdict("drop", "pass", 0.0, 0.02, "at_most"), "accuracy"), "≤ +2.00 pp"),
         (formats.gate_bound(Verdict("finite", "pass", 0.0, 0.0, "at_most"), "accuracy"), "≤ 0"),
         (
             formats.gate_bound(
@@ -297,6 +297,6 @@ def test_the_page_names_the_gpu_or_says_that_there_is_none() -> None:
 
 def test_headline_is_the_choice_or_what_the_candidates_came_to() -> None:
     """The sign of the metric's change, not of its drop."""
-    assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy -0.70 pt"]
+    assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy -0.70 pp"]
     assert markdown.headline(NO_VARIANT) == ["8 failed", "1 inconclusive", "1 refused"]
     assert markdown.headline(REFUSED) == []

@@ -52,7 +52,7 @@ def test_who_was_judged_again_stands_beside_what_chose_it() -> None:
     result = with_confirmation()
     lucky, chosen = confirmation_table(result).texts()
     assert (*lucky[:2], *chosen[:2]) == (LUCKY, "inconclusive", CHOSEN, "passed")
-    assert chosen[2:6] == ("907", "0.772", "0.770", "+0.20 pt (≤ +0.80 pt)") and chosen[7] == "1.44x (≥ 1.31x)"
+    assert chosen[2:6] == ("907", "0.772", "0.770", "+0.20 pp (≤ +0.80 pp)") and chosen[7] == "1.44x (≥ 1.31x)"
     before = next(candidate for candidate in result.candidates if candidate.name == CHOSEN)
     assert before.speedup_p50 is not None and chosen[8] == f"{before.speedup_p50.value:.2f}x"
     told = tell_confirmation(result)
@@ -64,7 +64,7 @@ def test_page_and_markdown_show_confirmation_figures_on_top() -> None:
     Reader(text)
     assert 'id="confirmation"' in text and "judged again on 907 evaluation samples" in text
     figures = text[text.index('class="figures"') : text.index("</dl>")]
-    assert "1.44x" in figures and "at least 1.31x" in figures and "+0.20 pt" in figures and "1.25 ms" in figures
+    assert "1.44x" in figures and "at least 1.31x" in figures and "+0.20 pp" in figures and "1.25 ms" in figures
     markdown = verdict_markdown(with_confirmation())
     assert "judged again on 907" in markdown and "1.44x (≥ 1.31x)" in markdown
 
@@ -73,7 +73,7 @@ def test_a_candidate_that_was_not_timed_again_has_no_bound() -> None:
     untimed = confirmed(Estimate(0.03, 0.02, 0.04), Estimate(1.0)).model_copy(update={"speedup_p50": None})
     candidates = [RESULT.candidates[0].model_copy(update={"confirmed": untimed})]
     lines = verdict_markdown(RESULT.model_copy(update={"candidates": candidates})).splitlines()
-    assert lines[-1].endswith(f"| +3.00 pt (≤ +4.00 pt) | {NO_VALUE} |")
+    assert lines[-1].endswith(f"| +3.00 pp (≤ +4.00 pp) | {NO_VALUE} |")
 
 
 def test_without_a_confirmation_nothing_is_said_of_one() -> None:
@@ -97,7 +97,7 @@ def test_slices_and_flips_of_a_candidate() -> None:
     (candidate,) = (one for one in changed if one.name == CHOSEN)
     rows = slices_table(candidate, "accuracy").texts()
     assert len(rows) == SHOWN_SLICES
-    assert rows[0] == ("language g0", "40", "+1.00 pt", "+0.00 pt to +3.00 pt")
+    assert rows[0] == ("language g0", "40", "+1.00 pp", "+0.00 pp to +3.00 pp")
     assert rows[1][2:] == (NO_VALUE, NO_VALUE)
     assert tell_flips(candidate) == "Of 2,000 samples 1,200 became worse than the source's and 7 better."
     text = render(result)
@@ -108,9 +108,9 @@ def test_slices_and_flips_of_a_candidate() -> None:
 
 def test_confirmation_verdicts_have_the_units_of_their_gates() -> None:
     shown = {
-        "confirmed_drop": "+0.85 pt",
-        "worst_slice": "+0.85 pt",
-        "confirmed_worst_slice": "+0.85 pt",
+        "confirmed_drop": "+0.85 pp",
+        "worst_slice": "+0.85 pp",
+        "confirmed_worst_slice": "+0.85 pp",
         "confirmed_speedup": "0.01x",
     }
     for gate, text in shown.items():
