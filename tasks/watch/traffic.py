@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
 
 import numpy as np
 
 from tasks.evidence.load_data import load_file
-from tasks.run.context import Run
+from tasks.run.context import Run, log
 from tasks.storage.s3 import S3
 from validators.calibration.model_view import draw_rows, usable_rows
 from validators.digests import digest_values
@@ -45,34 +45,45 @@ class TrafficFile:
 
 @dataclass(frozen=True)
 class TrafficMark:
-    """The traffic seen so far: the newest time of writing, and the files written at that time."""
+    """The traffic seen so far: the newest time of writing, and the files written at that time, or later by a wrong clock."""
 
     newest: float = 0.0
     places: tuple[str, ...] = ()
 
     def has(self, file: TrafficFile) -> bool:
         """Return True if an earlier look covered the file."""
-        return file.written < self.newest or (file.written == self.newest and str(file.place) in self.places)
+        return file.written < self.newest or self._name(file) in self.places
 
-    def after(self, files: Sequence[TrafficFile]) -> TrafficMark:
-        """Return the mark after a look at more files.
+    def after(self, files: Sequence[TrafficFile], now: float) -> TrafficMark:
+        """Return the mark after a look at `now` (seconds since 1970), at which these files, new or not, were listed.
 
-        >>> TrafficMark(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)])
+        A file from the future, by a clock that is wrong, does not move the newest time: it would hide all that is written until
+        then. It is remembered by its name and time.
+
+        >>> TrafficMark(5.0, ("a",)).after([TrafficFile(Path("b"), 5.0, 1)], 9.0)
         TrafficMark(newest=5.0, places=('a', 'b'))
+        >>> TrafficMark().after([TrafficFile(Path("a"), 5.0, 1), TrafficFile(Path("b"), 99.0, 1)], 9.0)
+        TrafficMark(newest=5.0, places=('a', 'b at 99.0'))
         """
-        newest = max([self.newest, *(file.written for file in files)])
+        newest = max([self.newest, *(file.written for file in files if file.written <= now)])
+        mark = TrafficMark(newest)
         kept = self.places if newest == self.newest else ()
-        return TrafficMark(newest, (*kept, *(str(file.place) for file in files if file.written == newest)))
+        names = (mark._name(file) for file in files if file.written >= newest)
+        return replace(mark, places=tuple(dict.fromkeys((*kept, *names))))
+
+    def _name(self, file: TrafficFile) -> str:
+        return f"{file.place}" if file.written == self.newest else f"{file.place} at {file.written}"
 
 
 @dataclass(frozen=True)
 class Traffic:
     """The traffic of one look: the new files, newest first, and the reasons why some were skipped.
 
-    `found` counts distinct finite samples; if a look needs more, `samples` is None.
+    `found` counts distinct finite samples; if a look needs more, `samples` is None. `seen` is the mark after the look.
     """
 
     files: tuple[TrafficFile, ...]
+    seen: TrafficMark
     samples: Samples | None
     found: int
     skipped: tuple[str, ...]
@@ -95,7 +106,11 @@ def gather_traffic(
     Raises:
         DataError: the folder or prefix of the traffic is missing.
     """
-    files = [file for file in newest_files(watch.traffic, watch.newest_hours) if not seen.has(file)][:MAX_FILES]
+    listed, now = newest_files(watch.traffic, watch.newest_hours), time.time()
+    if seen.newest > now:
+        log.warning("watch: a clock was wrong, the last look came after this one: it saw nothing, as far as is known")
+        seen = TrafficMark()
+    files = [file for file in listed if not seen.has(file)][:MAX_FILES]
     read: list[Samples] = []
     skipped: list[str] = []
     for file in files:
@@ -111,7 +126,8 @@ def gather_traffic(
         if sum(len(one) for one in read) >= watch.max_samples:
             break
     drawn, found = _draw(read, watch.max_samples, batch_axis, draw) if read else (None, 0)
-    return Traffic(tuple(files), drawn if found >= watch.min_samples else None, found, tuple(skipped))
+    after = seen.after(listed, now)
+    return Traffic(tuple(files), after, drawn if found >= watch.min_samples else None, found, tuple(skipped))
 
 
 def newest_files(place: Path | S3Uri, hours: float) -> list[TrafficFile]:

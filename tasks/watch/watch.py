@@ -92,7 +92,7 @@ def _look(name: str, job: Job) -> Observation:
         decision = decide(alarms, watch, predecessor=lineage.predecessor)
         # Act before recording the look: after a failure here the look is repeated, and the action still happens once.
         action = act(run, lineage, trend, decision)
-        record_look(run, trend, memory, trend.seen.after(traffic.files), seeing)
+        record_look(run, trend, memory, traffic.seen, seeing)
         return replace(
             looked,
             outcome=_outcome(alarms, seeing.signals),
