@@ -23,6 +23,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
+from validators.targets import built_in_engines, facts_of
 
 # Engines round otherwise than the file says by less than a step of 8 bits in each layer.
 ANOTHER = 0.1
@@ -164,9 +165,10 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
     if refused is None and candidate.precision not in target.passes:
         refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")
     if refused is None and candidate.cache_bits and not target.facts.generates:
+        decoders = [name for name in built_in_engines() if facts_of(name).generates]
         refused = RefusedPrecision(
             f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
-            "a target that runs decoders with their caches: ort-genai or openvino-decoder",
+            f"a target that runs decoders with their caches: {' or '.join(decoders)}",
         )
     if refused is None and candidate.mixed_percent and not target.facts.mixes:
         refused = RefusedPrecision(

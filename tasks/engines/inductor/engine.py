@@ -40,11 +40,19 @@ def _cpu_check_device() -> None:
         raise _unsupported(missing)
 
 
+def _int8_method(candidate: Candidate) -> dict[str, tuple[bool, str]]:
+    is_named = candidate.precision == "int8" and candidate.weight_method is not None
+    return {
+        f"INT8 weights by {candidate.weight_method}": (is_named, "the name without it: torch rounds to the nearest")
+    }
+
+
 def _cpu_refuse_recipe(candidate: Candidate) -> None:
     method = candidate.range_method
     refuse_any(
         candidate.target,
-        {
+        _int8_method(candidate)
+        | {
             "INT8 per tensor": (candidate.granularity == "pt", "-pc: its quantizer scales output channels"),
             f"ranges by {method}": (
                 method not in (None, "minmax", "mse"),
@@ -152,7 +160,8 @@ def _cuda_check_device() -> None:
 def _cuda_refuse_recipe(candidate: Candidate) -> None:
     refuse_any(
         candidate.target,
-        {
+        _int8_method(candidate)
+        | {
             "INT8 with fixed ranges": (
                 candidate.precision == "int8" and not candidate.dynamic,
                 "int8-dynamic-pc: a scale for each row of activations, at run time",

@@ -33,7 +33,7 @@ def _refuse_recipe(candidate: Candidate) -> None:
             candidate.block_size not in (None, *BLOCK_SIZES),
             "64 or 128, which it fuses with the product",
         ),
-        f"INT4 by {candidate.weight_method}": (
+        f"{candidate.precision.upper()} by {candidate.weight_method}": (
             candidate.weight_method not in (None, "rtn"),
             "rtn: the other methods have scales below zero, which it does not take",
         ),

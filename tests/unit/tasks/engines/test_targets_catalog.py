@@ -104,6 +104,15 @@ def test_every_target_has_every_fact(target: Engine) -> None:
     assert found.why and (found.is_here or found.mend)
 
 
+@pytest.mark.parametrize("target", ["torch-inductor", "torch-cuda", "tensorrt"])
+def test_a_rounding_that_an_engine_ignores_is_refused(target: str) -> None:
+    """These round INT8 weights by themselves, or to the nearest alone."""
+    kind = "dynamic" if target == "torch-cuda" else "static-minmax"
+    candidate = decode(f"int8-{kind}-pc@{target}")
+    with pytest.raises(CandidateRefused, match=r"INT8 .*by gptq"):
+        refuse_other_targets(replace(candidate, weight_method="gptq"), AMX)
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_recipe_of_the_wide_list_is_refused(target: Engine) -> None:
     for candidate in map(decode, wide_candidates(target.name)):
