@@ -27,9 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from driving import environment, register_models, run_jobs, write_job
 from packages import linked
-from typer.testing import CliRunner
 
-from flows.cli.app import app
 from tasks.champion.bundle.statement import KEY_FILE, Signer, sealed, statement_of
 from tasks.champion.bundle.verify import is_sound, read_record, verify
 from tasks.champion.signed_evidence.archive import archived, read_archive
@@ -360,19 +358,21 @@ def test_evidence_is_for_one_registered_model(runs: dict[str, Any], tiny: Tiny, 
     assert "expected that for prod" in bad, bad
 
 
-def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exit status of the process is that of the command."""
-    monkeypatch.setenv("QUANTGATE_STATE", str(runs["state"]))
-    for subject, code, words in (
-        (str(runs["bundles"][0]), 0, "nothing failed"),
-        ("models:/tiny-quantized@champion-ort-cpu", 0, "1 files, each with the digest"),
-        ("models:/tiny-quantized@nobody", 2, "a registered version"),
+def test_command_names_the_failed_part(runs: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli.app", "verify"]
+    good = subprocess.run([*command, str(runs["bundles"][0])], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert good.returncode == 0 and "nothing failed" in good.stdout, good.stdout + good.stderr
+    env = environment(runs["state"])
+    for name, code, words in (
+        ("champion-ort-cpu", 0, "1 files, each with the digest"),
+        ("nobody", 2, "a registered version"),
     ):
-        told = CliRunner().invoke(app, ["verify", subject])
-        assert told.exit_code == code and words in " ".join(told.output.split()), told.output
+        told = subprocess.run(
+            [*command, f"models:/tiny-quantized@{name}"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
+        assert told.returncode == code and words in " ".join((told.stdout + told.stderr).split()), told.stderr
     spoilt = changed(runs["bundles"][0], tmp_path / "spoilt.zip", {"baseline/finite.npy": b""})
-    command = [sys.executable, "-m", "flows.cli.app", "verify", str(spoilt)]
-    bad = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    bad = subprocess.run([*command, str(spoilt)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert bad.returncode == 1 and "FAILED at baseline/finite.npy" in " ".join(bad.stdout.split())
 
 
