@@ -13,6 +13,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.engines.tensorrt import builder
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.slow_parts import SlowParts
@@ -132,7 +133,7 @@ def test_fast_engine_variant_follows_its_builds(shop: Shop, monkeypatch: pytest.
         asked.append([build.compute_capabilities for build in costs.builds])
         return SlowParts((names[0],), 2.0, 1.0, timed=False)
 
-    monkeypatch.setattr(materials, "find_slow_parts", find)
+    monkeypatch.setattr(builder, "find_slow_parts", find)
     name = "int8-static-minmax-pc-fast@tensorrt"
     plain, _ = shop.variant(name.replace("-fast", ""), target="tensorrt", candidates=[name])
     fast, _ = shop.variant(name, target="tensorrt", candidates=[name], engines={"ahead_of_time": ["7.5"]})
