@@ -40,7 +40,7 @@ class RefusedPrecision:
 
 
 class Builder(Protocol):
-    """What makes an engine of a file before it runs, for facts with `builds_engines`."""
+    """A maker of engines, each built from a file before it runs; for facts with `builds_engines`."""
 
     # Session entries with which ONNX Runtime computes the pairs that the builder reads, to simulate an engine's answers.
     as_written: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What a run asks of TensorRT's builder; see `tasks.engines.engine.Builder`."""
+"""TensorRT's builder, as a run uses it; see `tasks.engines.engine.Builder`."""
 
 from __future__ import annotations
 
