@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tasks.engines.availability import Availability
 from tasks.ptq.build_variant import Materials
@@ -14,13 +14,11 @@ from tasks.ptq.slow_parts import SlowParts
 from validators.errors import Missing
 from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
-from validators.job.job import Job
 from validators.records.engines import BuildSettings, BuiltEngine
 from validators.records.generation import DecoderBytes
 from validators.records.libraries import Libraries
-from validators.records.run import Gpu, SessionSettings
+from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
-from validators.samples.run_inputs import Evidence
 from validators.target_facts import TargetFacts
 
 # Writes the candidate's artifact to the path, and returns the counts of changes.
@@ -39,54 +37,26 @@ class RefusedPrecision:
     fix: str = "take another candidate"
 
 
-class Builder(Protocol):
-    """A maker of engines, each built from a file before it runs; for facts with `builds_engines`."""
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """A maker of engines, each built from a file before it runs; for facts with `builds_engines`.
 
-    # Session entries with which ONNX Runtime computes the pairs that the builder reads, to simulate an engine's answers.
+    `as_written` are session entries with which ONNX Runtime computes the pairs that the builder reads, to simulate an engine's
+    answers. `available` returns a dataclass of this machine's means to build, on which an engine depends. `settings` returns
+    those of a job's engine, for the GPU of this machine or ahead of time for compute capabilities. `make_engine` builds one
+    into the folder of an entry; `copy_log` copies its log there. `warnings` are those of a build that are worth showing.
+    `least_covered` returns the engine of a file, given the batch of a request, with the smallest share of low-precision
+    products. `slow_parts` returns the products that engines make slower in low precision.
+    """
+
     as_written: Mapping[str, str]
-
-    def available(self) -> Any:
-        """Return a dataclass of this machine's means to build, on which an engine depends."""
-
-    def settings(
-        self, job: Job, evidence: Evidence, compute_capabilities: tuple[str, ...], *, accuracy_batch: int
-    ) -> BuildSettings:
-        """Return the settings of a job's engine, for the GPU of this machine or ahead of time for `compute_capabilities`."""
-
-    def make_engine(
-        self,
-        onnx: Path,
-        build: BuildSettings,
-        gpu: Gpu | None,
-        timing_caches: Path | None,
-        keep_log: Callable[[Path], Path | None],
-        folder: Path,
-    ) -> BuiltEngine:
-        """Build an engine into the folder of an entry. `keep_log` moves the log of a build that failed out of it.
-
-        Raises:
-            CandidateRefused: nothing here builds it, or the build fails.
-        """
-
-    def copy_log(self, log: Path, folder: Path) -> Path:
-        """Copy a builder's log into a folder; return the copy."""
-
-    def warnings(self, engine: BuiltEngine) -> tuple[str, ...]:
-        """Return the warnings of the build that are worth showing."""
-
-    def least_covered(self, model: Path, engines: Sequence[BuiltEngine], batch: Callable[[], Arrays]) -> BuiltEngine:
-        """Return the engine with the smallest share of low-precision products; the first if all use the same kernels."""
-
-    def slow_parts(
-        self,
-        candidate: Candidate,
-        materials: Materials,
-        builds: Sequence[BuildSettings],
-        gpu: Gpu | None,
-        batch: Arrays,
-        timing_caches: Path,
-    ) -> SlowParts:
-        """Return the products that a candidate's engines make slower than engines of the float model."""
+    available: Callable[[], Any]
+    settings: Callable[..., BuildSettings]
+    make_engine: Callable[..., BuiltEngine]
+    copy_log: Callable[[Path, Path], Path]
+    warnings: Callable[[BuiltEngine], tuple[str, ...]]
+    least_covered: Callable[[Path, Sequence[BuiltEngine], Callable[[], Arrays]], BuiltEngine]
+    slow_parts: Callable[..., SlowParts]
 
 
 @dataclass(frozen=True, kw_only=True)

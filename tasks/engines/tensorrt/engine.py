@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tasks.engines.availability import NO_GPU, Availability, install, mend_on_gpu
 from tasks.engines.engine import Engine, RefusedPrecision
-from tasks.engines.tensorrt.builder import TensorRtBuilder
+from tasks.engines.tensorrt.builder import BUILDER
 from tasks.engines.tensorrt.facts import FACTS
 from tasks.engines.tensorrt.forms import tensorrt_form
 from tasks.engines.tensorrt.lint import observe_parser
@@ -83,6 +83,6 @@ ENGINE = Engine(
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
     observe=observe_parser,
-    builder=TensorRtBuilder(),
+    builder=BUILDER,
 )
 ENGINES = (ENGINE,)

@@ -23,7 +23,7 @@ from tensorrt_rules import Array, check_form, draw, op
 
 from tasks.engines.catalog import lint
 from tasks.engines.tensorrt.build import build_engine
-from tasks.engines.tensorrt.builder import TensorRtBuilder
+from tasks.engines.tensorrt.builder import BUILDER
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.coverage import coverage_of_layers
 from tasks.engines.tensorrt.forms import make_form
@@ -310,7 +310,7 @@ def test_a_recipe_without_a_form_is_refused(name: str, words: str) -> None:
 
 # Simulation on ONNX Runtime's CPU provider
 
-AS_WRITTEN = dict(TensorRtBuilder.as_written)
+AS_WRITTEN = dict(BUILDER.as_written)
 SIMULATED = replace(BASIC, entries=AS_WRITTEN)
 PAIRS = ("QuantizeLinear", "DequantizeLinear", "MatMul", "Gemm")
 

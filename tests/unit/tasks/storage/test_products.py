@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.engines.catalog import code_of_engine
-from tasks.engines.tensorrt.builder import TensorRtBuilder
+from tasks.engines.tensorrt.builder import BUILDER
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.storage.product import CUTS, Product, code_of
 from tasks.storage.store import Store
@@ -223,7 +223,7 @@ def test_table_of_makers_is_that_of_the_code() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == home
             for alias in node.names
         }
-        by_builder = f"builder.{names}" in function and getattr(TensorRtBuilder, names).__module__ == home
+        by_builder = f"builder.{names}" in function and getattr(BUILDER, names).__module__ == home
         assert module == home or imported & set(names.split("|")) or by_builder, (kind, module)
     assert seen == set(MAKERS)
 
