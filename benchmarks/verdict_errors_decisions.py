@@ -55,7 +55,7 @@ MEMORY_SD, LOAD_SD, ENERGY_SD = 0.005, 0.08, 0.03
 MANY = 5000
 INT8 = "int8-static-minmax-pc@ort-cuda"
 MEASUREMENT = Measurement(price_per_hour=3.6)
-STILL = BlockConditions(0.0, 0.0, (1.0, 1.0))
+STILL = BlockConditions(0.0, 0.0, (1.0, 1.0), growths={"major_faults": 0, "involuntary_switches": 0})
 _AGREEMENT = EQUAL_ANSWERS + (1 - EQUAL_ANSWERS) * (TOKENS - 1) / 2 / TOKENS
 
 
@@ -216,7 +216,7 @@ def draw_launch(rng: np.random.Generator, sides: tuple[Model, Model], earlier: l
         return Block("latency", launch[index] * sides[index].times(rng))
 
     def conditions() -> BlockConditions:
-        return replace(STILL, packages_j=float(rng.lognormal(0, ENERGY_SD)))
+        return replace(STILL, growths=STILL.growths | {"energy_j": float(rng.lognormal(0, ENERGY_SD))})
 
     def pair(_: int) -> Pair:
         return Pair(block(0), block(1), (conditions(), conditions()))
@@ -239,9 +239,13 @@ def draw_latency(
 
 def _fill(rng: np.random.Generator, side: LatencySide) -> None:
     for _ in range(MEASUREMENT.launches):
-        side.load_ms.append(float(rng.lognormal(0, LOAD_SD)))
-        side.peak_memory_mb.append(float(rng.lognormal(0, MEMORY_SD)))
-        side.load_peak_memory_mb.append(1.0)
+        figures = {
+            "load_ms": float(rng.lognormal(0, LOAD_SD)),
+            "peak_memory_mb": float(rng.lognormal(0, MEMORY_SD)),
+            "load_peak_memory_mb": 1.0,
+        }
+        for name, value in figures.items():
+            side.figures.setdefault(name, []).append(value)
         side.warm_ups.append(WarmUp(0.1, True))
         side.nice.append(0)
 

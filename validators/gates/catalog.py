@@ -171,6 +171,14 @@ def _tail(gate: resource.TailGate) -> Callable[[Measured], Verdict | None]:
     return _timed(lambda latency, found: resource.judge_tail(gate, latency, found.job.gates))
 
 
+def _ratio(
+    gate: str, figure: str, why_missing: Callable[[Latency], str] = lambda _: "it was not measured"
+) -> Callable[[Measured], Verdict | None]:
+    return _timed(
+        lambda latency, found: resource.judge_ratio(gate, figure, latency, found.job.gates, why_missing(latency))
+    )
+
+
 def _beside_fp16(found: Measured) -> Verdict | None:
     gates = found.job.gates
     if found.beside_fp16 is not None:
@@ -364,21 +372,21 @@ GATES: tuple[Gate, ...] = (
         "memory_ratio",
         "Peak resident memory of the process while it answers, as a share of the baseline's, by its upper bound.",
         "ratio",
-        judge=_timed(lambda latency, found: resource.judge_memory(latency, found.job.gates)),
+        judge=_ratio("memory_ratio", "peak_memory_mb"),
         key="max_memory_ratio",
     ),
     _ON_LATENCY(
         "load_ratio",
         "Time to load the session, as a share of the baseline's, by its upper bound.",
         "ratio",
-        judge=_timed(lambda latency, found: resource.judge_load(latency, found.job.gates)),
+        judge=_ratio("load_ratio", "load_ms"),
         key="max_load_ratio",
     ),
     _ON_LATENCY(
         "energy_ratio",
         "Energy per request that the device reports, as a share of the baseline's; inconclusive where none is reported.",
         "ratio",
-        judge=_timed(lambda latency, found: resource.judge_energy(latency, found.job.gates)),
+        judge=_ratio("energy_ratio", "energy_j", resource.why_no_energy),
         key="max_energy_ratio",
     ),
     _ON_LATENCY(

@@ -85,30 +85,27 @@ def _judge_launches(
     return bounded(gate, found, bound, "at_most", confidence, latency.launches, method, show, counted=LAUNCHES)
 
 
-def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
-    """Judge the load time of the session, as a ratio to the baseline's; None if the job sets no bound."""
-    bound, ratio = gates.max_load_ratio, latency.load_ratio
+def judge_ratio(gate: str, figure: str, latency: Latency, gates: Gates, why_missing: str) -> Verdict | None:
+    """Judge one of `Latency.ratios`; None if the job sets no bound.
+
+    A figure that other processes do not disturb has bounds in a disturbed comparison too, and is judged as far as it went.
+    """
+    bound, ratio = getattr(gates, f"max_{gate}"), latency.ratios.get(figure)
     if bound is None:
         return None
     if ratio is None:
-        return unmeasured("load_ratio", "no loading time was measured", bound, "at_most", None)
-    method = "paired launches, Student interval of log ratios"
-    return _judge_launches("load_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
+        return unmeasured(gate, why_missing, bound, "at_most", None)
+    if ratio.low is not None:
+        latency = replace(latency, disturbance="")
+    method = "ratio of each launch, Student interval of logarithms"
+    return _judge_launches(gate, latency, ratio, bound, gates.confidence, method, "{:.3f}x".format)
 
 
-def judge_energy(latency: Latency, gates: Gates) -> Verdict | None:
-    """Judge the energy per request, as a ratio to the baseline's; None if the job sets no bound."""
-    bound, ratio = gates.max_energy_ratio, latency.energy_ratio
-    if bound is None:
-        return None
+def why_no_energy(latency: Latency) -> str:
+    """Return why a comparison has no ratio of energies."""
     if latency.energy_mj is None or latency.baseline_energy_mj is None:
-        reason = "the device reports no energy; counters of processors (RAPL) are readable by root, absent in virtual machines"
-        return unmeasured("energy_ratio", reason, bound, "at_most", None)
-    if ratio is None:
-        reason = "the energy counter stood still in a launch: raise `measurement.block_seconds`"
-        return unmeasured("energy_ratio", reason, bound, "at_most", None)
-    method = "energy of each launch, Student interval of log ratios"
-    return _judge_launches("energy_ratio", latency, ratio, bound, gates.confidence, method, "{:.2f}x".format)
+        return "the device reports no energy; counters of processors (RAPL) are readable by root, absent in virtual machines"
+    return "the energy counter stood still in a launch: raise `measurement.block_seconds`"
 
 
 def judge_cost(latency: Latency, gates: Gates, price_per_hour: float | None) -> Verdict | None:
@@ -121,20 +118,6 @@ def judge_cost(latency: Latency, gates: Gates, price_per_hour: float | None) -> 
     cost = cost_of_million(latency.request_ms, price_per_hour)
     method = f"mean time per request at {price_per_hour:g} an hour, Student interval of logarithms over launches"
     return _judge_launches("cost_per_million", latency, cost, bound, gates.confidence, method, figure)
-
-
-def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
-    """Judge the peak resident memory of the process during inference, as a ratio to the baseline's; None without a bound.
-
-    Other processes do not disturb it, so a disturbed comparison is judged as far as it went.
-    """
-    bound, ratio = gates.max_memory_ratio, latency.memory_ratio
-    if bound is None:
-        return None
-    if ratio is not None and ratio.low is not None:
-        latency = replace(latency, disturbance="")
-    method = "paired launches, Student interval of log ratios"
-    return _judge_launches("memory_ratio", latency, ratio, bound, gates.confidence, method, "{:.3f}x".format)
 
 
 def judge_compilation(variant: Variant, gates: Gates) -> Verdict | None:

@@ -89,10 +89,11 @@ class Latency:
     bounds where `disturbance` says why the measurement is not to be judged by. A percentile that the count of samples
     cannot support is None.
     `peak_memory_mb` is the resident memory of the whole process while it answers, `load_peak_memory_mb` while it loads;
-    `load_ratio` and `memory_ratio` are load time and `peak_memory_mb` of variant / baseline, by launches; another process does
-    not disturb the latter. `energy_mj` is energy a request in millijoules, of the GPU or else of the
-    processor packages, where they tell: all that they spent meanwhile. `peak_gpu_memory_mb` is what the process held there.
-    `energy_ratio` is energy a request of variant / baseline, by launches; None as well if the counter stood still in one.
+    `energy_mj` is energy a request in millijoules, of the GPU or else of the processor packages, where they tell: all that they
+    spent meanwhile. `peak_gpu_memory_mb` is what the process held there.
+    `ratios` has variant / baseline, with an interval over launches, of `load_ms`, `peak_memory_mb`, `load_peak_memory_mb` and,
+    per request, `energy_j` and other counters; a counter that stood still in a launch is not there. Memory alone has bounds
+    where there is a `disturbance`: another process does not disturb it.
     `request_ms` is the mean time for which a request occupies the session, with an interval over launches: of requests one at a
     time or, if throughput was measured, of its clients' together.
     `p95` and `p99` are the percentiles that gates judge; `p95_ms` and `p99_ms` are those of all requests together.
@@ -120,7 +121,7 @@ class Latency:
     launches: int = 1
     load_peak_memory_mb: float | None = None
     baseline_load_peak_memory_mb: float | None = None
-    load_ratio: Estimate | None = None
+    ratios: dict[str, Estimate] = field(default_factory=dict)
     throughput: Throughput | None = None
     end_to_end: EndToEnd | None = None
     energy_mj: float | None = None
@@ -130,12 +131,10 @@ class Latency:
     conditions: Conditions | None = None
     disturbance: str = ""
     requests: int = 1
-    energy_ratio: Estimate | None = None
     request_ms: Estimate | None = None
     baseline_request_ms: Estimate | None = None
     p95: Tail | None = None
     p99: Tail | None = None
-    memory_ratio: Estimate | None = None
 
 
 def cost_of_million(request_ms: Estimate, price_per_hour: float) -> Estimate:

@@ -147,8 +147,6 @@ class _Contest:
                 started[index] = stack.enter_context(worker)
             workers = (started[0], started[1])
             for worker, side in zip(workers, gathered.sides, strict=True):
-                side.load_ms.append(worker.load_ms)
-                side.load_peak_memory_mb.append(worker.load_peak_memory_mb)
                 side.warm_ups.append(_warm_up(worker, measurement))
                 side.nice.append(worker.nice)
             # The same mix in all launches, so that their ratios can be compared.
@@ -161,7 +159,8 @@ class _Contest:
                 if measured.disturbance:
                     break
             for worker, side in zip(workers, gathered.sides, strict=True):
-                side.peak_memory_mb.append(worker.peak_memory_mb)
+                for name, value in worker.figures.items():
+                    side.figures.setdefault(name, []).append(value)
 
     def _pair(self, workers: tuple[Worker, Worker], kind: Kind, launch: int, block: int) -> Pair:
         # The order alternates, so that a machine that slows down steadily favours neither side.

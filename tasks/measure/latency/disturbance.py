@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.cgroup import CpuLimit, cpu_limits
 from tasks.measure.latency.nvml import GpuState, NvmlGpu
-from tasks.measure.latency.rapl import PackageEnergy, read_packages
+from tasks.measure.latency.rapl import read_packages
 
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 # Sorting these takes about a third of a millisecond.
@@ -42,8 +43,8 @@ class BlockConditions:
     `other_cores`: usable cores taken by processes other than the measured one. `stolen_cores`: cores taken by the hypervisor.
     `quota_throttled_cores`: time for which a CPU quota stopped the control group's threads, in cores. `canary_ms`: time of a
     fixed piece of work before and after the block, while the measured processes are stopped. `gpu_memory_mb`: GPU memory of
-    the measured process. `packages_j`: energy of the processor packages. Clock, throttling, GPU memory and energy are None
-    where the machine does not report them.
+    the measured process. `growths`: growth of each of `counters_of` that the machine reports. Clock, throttling and GPU memory
+    are None where it does not.
     """
 
     other_cores: float
@@ -51,20 +52,10 @@ class BlockConditions:
     canary_ms: tuple[float, float]
     frequency_mhz: float | None = None
     throttled: int | None = None
-    major_faults: int = 0
-    involuntary_switches: int = 0
     gpu: tuple[GpuState, GpuState] | None = None
     gpu_memory_mb: float | None = None
     quota_throttled_cores: float = 0.0
-    packages_j: float | None = None
-
-    @property
-    def energy_j(self) -> float | None:
-        """Joules that the device spent during the block: the GPU if one was measured, else the processor packages."""
-        if self.gpu is None:
-            return self.packages_j
-        before, after = (state.energy_j for state in self.gpu)
-        return None if before is None or after is None else after - before
+    growths: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,11 +67,9 @@ class _Reading:
     stolen: float
     own: float
     throttled: int | None
-    major_faults: int
-    involuntary_switches: int
     gpu: GpuState | None
     limits: tuple[CpuLimit, ...]
-    packages: PackageEnergy | None
+    counters: Mapping[str, Any]
 
 
 class DisturbanceWatch:
@@ -110,28 +99,41 @@ class DisturbanceWatch:
             canary_ms=(self._canary_ms, canary_ms()),
             frequency_mhz=clock_mhz(_CPUS),
             throttled=None if end.throttled is None or start.throttled is None else end.throttled - start.throttled,
-            major_faults=end.major_faults - start.major_faults,
-            involuntary_switches=end.involuntary_switches - start.involuntary_switches,
             gpu=(start.gpu, end.gpu) if start.gpu and end.gpu else None,
             gpu_memory_mb=end.gpu.held_mb.get(self._pid) if end.gpu else None,
             quota_throttled_cores=max(_growths(limits, "throttled_seconds"), default=0.0) / elapsed,
-            packages_j=end.packages.joules_since(start.packages) if start.packages and end.packages else None,
+            growths={
+                name: end.counters[name] - start.counters[name] for name in end.counters if name in start.counters
+            },
         )
 
     def _read(self) -> _Reading:
         busy, stolen = processor_seconds(self._cpus)
+        gpu = self._gpu.read() if self._gpu else None
         return _Reading(
             clock=time.monotonic(),
             busy=busy,
             stolen=stolen,
             own=process_seconds(self._pid),
             throttled=throttle_count(_CPUS),
-            major_faults=int(_stat_fields(self._pid)[9]),
-            involuntary_switches=involuntary_switches(self._pid),
-            gpu=self._gpu.read() if self._gpu else None,
+            gpu=gpu,
             limits=cpu_limits(),
-            packages=None if self._gpu else read_packages(),
+            counters=counters_of(self._pid, gpu),
         )
+
+
+def counters_of(pid: int, gpu: GpuState | None) -> dict[str, Any]:
+    """Return the present values of counters of a measured process, and of the device's energy.
+
+    The growth of each per request, as a ratio to the baseline's, is among `Latency.ratios`, for gates. `energy_j` is that of
+    the GPU if one is measured, else that of the processor packages. A counter that the machine does not report is left out.
+    """
+    counters = {
+        "energy_j": gpu.energy_j if gpu else read_packages(),
+        "major_faults": int(_stat_fields(pid)[9]),
+        "involuntary_switches": involuntary_switches(pid),
+    }
+    return {name: value for name, value in counters.items() if value is not None}
 
 
 def competing_cores(others: float, group_others: Sequence[float], idle_cores: int) -> float:

@@ -108,7 +108,7 @@ class Worker:
         )
         self.pid = self._process.pid
         self.cpus = tuple(cpus)
-        self.peak_memory_mb = 0.0
+        self.figures: dict[str, float] = {}
         self.bound_requests = 1
         self.nice = 0
         try:
@@ -120,10 +120,8 @@ class Worker:
                     expected=contestant.settings.provider,
                     fix="install the provider's libraries",
                 )
-            self.load_ms = float(ready["load_ms"])
             self.bound_requests = int(ready["bound_requests"])
             self.nice = int(ready["nice"])
-            self.load_peak_memory_mb = ready["peak_memory_kb"] * 1024 / 1e6
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -146,7 +144,6 @@ class Worker:
             pass  # the process died; `_answer` raises with the reason
         answer = self._answer(seconds + PATIENCE_SECONDS)
         self._process.send_signal(signal.SIGSTOP)
-        self.peak_memory_mb = answer["peak_memory_kb"] * 1024 / 1e6
         samples = np.asarray(answer["ns"], dtype=np.float64) / 1e6
         return Block(kind, samples, self._clients if kind == "throughput" else 1)
 
@@ -175,6 +172,7 @@ class Worker:
             message: dict[str, Any] = json.loads(line)
             if "refused" in message:
                 raise CandidateRefused(**message["refused"])
+            self.figures |= message["figures"]
             return message
         code = self._process.wait()
         self._said.seek(0)

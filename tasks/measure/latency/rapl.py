@@ -16,10 +16,10 @@ class PackageEnergy:
     counters_uj: tuple[int, ...]
     ranges_uj: tuple[int, ...]
 
-    def joules_since(self, before: PackageEnergy) -> float:
+    def __sub__(self, before: PackageEnergy) -> float:
         """Return the joules that all packages took since an earlier reading, which was less than one whole range ago.
 
-        >>> PackageEnergy((5, 2_000_000), (999, 9_000_000)).joules_since(PackageEnergy((995, 1_500_000), (999, 9_000_000)))
+        >>> PackageEnergy((5, 2_000_000), (999, 9_000_000)) - PackageEnergy((995, 1_500_000), (999, 9_000_000))
         0.50001
         """
         pairs = zip(self.counters_uj, before.counters_uj, self.ranges_uj, strict=True)

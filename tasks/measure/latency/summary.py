@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,15 @@ from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Th
 from validators.records.measurements import Estimate
 
 SIDES = ("baseline", "variant")
+# Figures that other processes do not disturb.
+STEADY = ("peak_memory_mb", "load_peak_memory_mb")
 
 
 @dataclass
 class LatencySide:
-    """Load times, memory and warm-ups of one contestant's processes, one entry per launch."""
+    """Figures that one contestant's processes report, by name, their warm-ups and priorities; one entry per launch."""
 
-    load_ms: list[float] = field(default_factory=list)
-    load_peak_memory_mb: list[float] = field(default_factory=list)
-    peak_memory_mb: list[float] = field(default_factory=list)
+    figures: dict[str, list[float]] = field(default_factory=dict)
     warm_ups: list[WarmUp] = field(default_factory=list)
     nice: list[int] = field(default_factory=list)
 
@@ -76,8 +76,8 @@ def summarise(
 ) -> Latency:
     """Return the record of a comparison; a disturbed comparison has no bounds."""
     base, variant = gathered.samples()
-    sides = gathered.sides
-    energy = [_energy_mj(gathered.pairs(), index) for index in (0, 1)]
+    baseline_figures, figures = (side.figures for side in gathered.sides)
+    energy = [_per_request(gathered.pairs(), index, "energy_j") for index in (0, 1)]
     return Latency(
         batch_size=batch_size,
         p50_ms=float(np.median(variant)),
@@ -89,23 +89,21 @@ def summarise(
         baseline_p99_ms=percentile(base, 0.99),
         speedup=_estimate(gathered, gathered.ratios(), confidence),
         pairs=sum(1 for _ in gathered.pairs()),
-        load_ms=float(np.median(sides[1].load_ms)),
-        peak_memory_mb=max(sides[1].peak_memory_mb),
-        baseline_load_ms=float(np.median(sides[0].load_ms)),
-        baseline_peak_memory_mb=max(sides[0].peak_memory_mb),
+        load_ms=float(np.median(figures["load_ms"])),
+        peak_memory_mb=max(figures["peak_memory_mb"]),
+        baseline_load_ms=float(np.median(baseline_figures["load_ms"])),
+        baseline_peak_memory_mb=max(baseline_figures["peak_memory_mb"]),
         samples_path=samples_path,
         dims=dims,
         threads=threads,
         launches=len(gathered.launches["latency"]),
-        load_peak_memory_mb=max(sides[1].load_peak_memory_mb),
-        baseline_load_peak_memory_mb=max(sides[0].load_peak_memory_mb),
-        load_ratio=_over_launches(gathered, _launch_ratios(gathered, "load_ms"), confidence),
-        memory_ratio=_memory_ratio(gathered, confidence),
+        load_peak_memory_mb=max(figures["load_peak_memory_mb"]),
+        baseline_load_peak_memory_mb=max(baseline_figures["load_peak_memory_mb"]),
+        ratios=dict(_ratios(gathered, confidence)),
         throughput=_throughput(gathered, batch_size, confidence),
         end_to_end=_end_to_end(gathered, confidence),
-        energy_mj=energy[1],
-        baseline_energy_mj=energy[0],
-        energy_ratio=_energy_ratio(gathered, confidence),
+        energy_mj=None if energy[1] is None else 1e3 * energy[1],
+        baseline_energy_mj=None if energy[0] is None else 1e3 * energy[0],
         request_ms=_request_ms(gathered, 1, confidence),
         baseline_request_ms=_request_ms(gathered, 0, confidence),
         peak_gpu_memory_mb=_gpu_memory_mb(gathered, 1),
@@ -168,21 +166,31 @@ def _tail(gathered: Gathered, quantile: float, confidence: float) -> Tail:
     return tail_of(baseline, variant, quantile, confidence, is_disturbed=bool(gathered.disturbance))
 
 
-def _launch_ratios(gathered: Gathered, figure: Literal["load_ms", "peak_memory_mb"]) -> list[list[float]]:
-    """Return variant over baseline of a figure of the processes, one list per launch."""
-    before, after = (getattr(side, figure) for side in gathered.sides)
-    return [[ours / theirs] for ours, theirs in zip(after, before, strict=True)]
+def _ratios(gathered: Gathered, confidence: float) -> Iterator[tuple[str, Estimate]]:
+    """Yield variant over baseline of each figure of the processes, and of each counter per request, by its name.
+
+    Student's interval over launches; a counter that the machine does not report, or that stood still in a launch, gives none.
+    """
+    before, after = (side.figures for side in gathered.sides)
+    for name in after:
+        ratios = [[ours / theirs] for ours, theirs in zip(after[name], before[name], strict=True)]
+        yield name, _over_launches(gathered, ratios, confidence, is_steady=name in STEADY)
+    launches = gathered.launches["latency"]
+    for name in launches[0].pairs[0].conditions[1].growths:
+        spent = [[_per_request(launch.first, index, name) for index in (0, 1)] for launch in launches]
+        # The counter of some devices moves in steps longer than a block.
+        ratios = [[ours / theirs] for theirs, ours in spent if theirs and ours]
+        if len(ratios) == len(launches):
+            yield name, _over_launches(gathered, ratios, confidence)
 
 
-def _memory_ratio(gathered: Gathered, confidence: float) -> Estimate:
-    """Return variant over baseline of peak memory, which other processes do not disturb; one launch gives no interval."""
-    ratios = _launch_ratios(gathered, "peak_memory_mb")
-    return ratio_estimate(ratios, confidence) if len(ratios) > 1 else Estimate(central_ratio(ratios))
-
-
-def _over_launches(gathered: Gathered, values: list[list[float]], confidence: float) -> Estimate:
-    """Return Student's interval over launches; one launch, or a disturbed comparison, gives none."""
-    return _estimate(gathered, values, confidence) if len(values) > 1 else Estimate(central_ratio(values))
+def _over_launches(
+    gathered: Gathered, values: list[list[float]], confidence: float, *, is_steady: bool = False
+) -> Estimate:
+    """Return Student's interval over launches; one launch gives none, nor does a disturbed comparison unless `is_steady`."""
+    if len(values) == 1 or (gathered.disturbance and not is_steady):
+        return Estimate(central_ratio(values))
+    return ratio_estimate(values, confidence)
 
 
 def _request_ms(gathered: Gathered, index: int, confidence: float) -> Estimate:
@@ -216,27 +224,15 @@ def _end_to_end(gathered: Gathered, confidence: float) -> EndToEnd | None:
     return EndToEnd(float(np.median(variant)), float(np.median(base)), ratio)
 
 
-def _energy_mj(pairs: Iterable[Pair], index: int) -> float | None:
-    """Return the energy per request in millijoules; None if the device does not report it."""
-    spent = requests = 0.0
+def _per_request(pairs: Iterable[Pair], index: int, counter: str) -> float | None:
+    """Return the growth of a counter per request; None if the machine does not report it."""
+    growth, requests = 0.0, 0
     for pair in pairs:
-        joules = pair.conditions[index].energy_j
-        if joules is None:
+        if counter not in pair.conditions[index].growths:
             return None
-        spent += 1e3 * joules
+        growth += pair.conditions[index].growths[counter]
         requests += len(pair.sides[index].samples)
-    return spent / requests
-
-
-def _energy_ratio(gathered: Gathered, confidence: float) -> Estimate | None:
-    ratios = []
-    for launch in gathered.launches["latency"]:
-        before, after = (_energy_mj(launch.first, index) for index in (0, 1))
-        # The counter of some devices moves in steps longer than a block.
-        if not before or not after:
-            return None
-        ratios.append([after / before])
-    return _estimate(gathered, ratios, confidence)
+    return growth / requests
 
 
 def _gpu_memory_mb(gathered: Gathered, index: int) -> float | None:
@@ -258,8 +254,8 @@ def _conditions(gathered: Gathered) -> Conditions:
         canary_ratio=max(canary_ratio(pair.conditions) for pair in pairs),
         frequency_mhz=(min(clocks), max(clocks)) if clocks else None,
         throttled=sum(throttled) if throttled else None,
-        major_faults=sum(block.major_faults for block in blocks),
-        involuntary_switches=sum(block.involuntary_switches for block in blocks),
+        major_faults=int(sum(block.growths["major_faults"] for block in blocks)),
+        involuntary_switches=int(sum(block.growths["involuntary_switches"] for block in blocks)),
         repeated=sum(launch.repeated for launches in gathered.launches.values() for launch in launches),
         warmup_seconds=(max(one.seconds for one in warm_ups[0]), max(one.seconds for one in warm_ups[1])),
         warm=all(one.stable for side in warm_ups for one in side),

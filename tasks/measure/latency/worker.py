@@ -111,17 +111,8 @@ def _measure(
 ) -> None:
     """Answer commands until standard input ends."""
     bound = min(len(pool), model.most_bound)
-    peak_kb = _peak_memory_kb() - _spare_kb(pool)
-    _answer(
-        answers,
-        {
-            "load_ms": load_ms,
-            "providers": model.providers,
-            "peak_memory_kb": peak_kb,
-            "bound_requests": bound,
-            "nice": nice,
-        },
-    )
+    figures = {"load_ms": load_ms, "load_peak_memory_mb": _peak_memory_mb(_spare_kb(pool))}
+    _answer(answers, {"providers": model.providers, "bound_requests": bound, "nice": nice, "figures": figures})
     before, after = (_named(config[key], config["code"], key) for key in HOOKS)
     ready = [(before or dict)(batch) for batch in pool]
     requests = _requests(model, pool, ready[:bound], before or dict, after or list)
@@ -137,7 +128,7 @@ def _measure(
             ns = _completions(clients, command["seconds"], mix)
         else:
             ns = _block(requests[command["kind"]][:mix], command["seconds"], command["count"])
-        _answer(answers, {"ns": ns, "peak_memory_kb": _peak_memory_kb() - spare_kb})
+        _answer(answers, {"ns": ns, "figures": {"peak_memory_mb": _peak_memory_mb(spare_kb)}})
 
 
 def _load(config: dict[str, Any]) -> tuple[Model, float]:
@@ -256,9 +247,11 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
 
-def _peak_memory_kb() -> int:
+def _peak_memory_mb(spare_kb: int) -> float:
+    """Return the peak of resident memory, less `spare_kb`, in megabytes."""
     with Path("/proc/self/status").open(encoding="ascii") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        peak_kb = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    return (peak_kb - spare_kb) * 1024 / 1e6
 
 
 def _answer(answers: IO[str], message: dict[str, object]) -> None:

@@ -300,7 +300,7 @@ def test_a_block_lasts_until_both_duration_and_count_are_reached(tiny: Tiny, inp
     with Worker(Contestant(tiny.model, CPU), inputs) as worker:
         assert len(worker.block(0.0, 37).samples) == 37
         assert len(worker.block(0.2, 1).samples) > 1
-        assert worker.peak_memory_mb > 0 and worker.load_ms > 0
+        assert worker.figures["peak_memory_mb"] > 0 and worker.figures["load_ms"] > 0
 
 
 def test_settings_reach_the_measured_session(tiny: Tiny, inputs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 from conftest import Tiny, tiny_model
 from onnx import TensorProto, helper, numpy_helper
 
+from tasks.measure.latency import disturbance
 from tasks.measure.latency import worker as latency_worker
 from tasks.measure.latency.compare import compare_latency
-from tasks.measure.latency.disturbance import BlockConditions
+from tasks.measure.latency.disturbance import BlockConditions, counters_of
 from tasks.measure.latency.nvml import GpuState
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp
 from tasks.measure.latency.process import Block, Contestant, Worker, save_requests
+from tasks.measure.latency.rapl import PackageEnergy
 from tasks.measure.latency.recount import recount
 from tasks.measure.latency.summary import Gathered, LatencySide, save, summarise
 from validators.errors import CandidateRefused
@@ -36,7 +39,7 @@ QUICK = Measurement(
     warmup_limit_seconds=0,
     max_other_load=None,
 )
-STILL = BlockConditions(0.0, 0.0, (1.0, 1.0))
+STILL = BlockConditions(0.0, 0.0, (1.0, 1.0), growths={"major_faults": 0, "involuntary_switches": 0})
 USER = """
 calls = []
 def double(batch):
@@ -53,9 +56,16 @@ def gathered(*ratios: float, conditions: BlockConditions = STILL, **kinds: list[
     pairs = [Pair(latency_block(2 * ratio), latency_block(2.0), (conditions, conditions)) for ratio in ratios]
     launches: dict[Any, list[Launch]] = {"latency": [Launch([pair], 0, "") for pair in pairs]}
     launches |= {kind: [Launch([pair], 0, "") for pair in given] for kind, given in kinds.items()}
-    side = LatencySide([10.0, 20.0], [100.0, 110.0], [50.0, 60.0], [WarmUp(0.1, True), WarmUp(0.4, True)], [-20, -20])
-    other = LatencySide([20.0, 40.0], [70.0, 75.0], [30.0, 36.0], [WarmUp(0.2, True), WarmUp(0.1, False)], [-20, 0])
+    figures = {"load_ms": [10.0, 20.0], "load_peak_memory_mb": [100.0, 110.0], "peak_memory_mb": [50.0, 60.0]}
+    others = {"load_ms": [20.0, 40.0], "load_peak_memory_mb": [70.0, 75.0], "peak_memory_mb": [30.0, 36.0]}
+    side = LatencySide(figures, [WarmUp(0.1, True), WarmUp(0.4, True)], [-20, -20])
+    other = LatencySide(others, [WarmUp(0.2, True), WarmUp(0.1, False)], [-20, 0])
     return Gathered((side, other), launches)
+
+
+def spent(joules: float) -> BlockConditions:
+    """Conditions in which the device spent so much energy."""
+    return replace(STILL, growths=STILL.growths | {"energy_j": joules})
 
 
 def latency_block(median_ms: float) -> Block:
@@ -90,9 +100,9 @@ def test_throughput_by_hand() -> None:
 def test_loading_memory_and_warm_up_by_hand() -> None:
     """Load ratios 2 and 2: exact; medians of load times, largest peaks, longest warm-ups, and one that was not stable."""
     found = record(gathered(1.2, 1.3))
-    assert (found.load_ms, found.baseline_load_ms, found.load_ratio) == (30.0, 15.0, Estimate(2.0, 2.0, 2.0))
+    assert (found.load_ms, found.baseline_load_ms, found.ratios["load_ms"]) == (30.0, 15.0, Estimate(2.0, 2.0, 2.0))
     assert (found.peak_memory_mb, found.baseline_peak_memory_mb) == (36.0, 60.0)
-    assert found.memory_ratio == Estimate(0.6, 0.6, 0.6), "30 of 50 MB and 36 of 60 MB"
+    assert found.ratios["peak_memory_mb"] == Estimate(0.6, 0.6, 0.6), "30 of 50 MB and 36 of 60 MB"
     assert (found.load_peak_memory_mb, found.baseline_load_peak_memory_mb) == (75.0, 110.0)
     assert found.conditions is not None
     assert found.conditions.warmup_seconds == (0.4, 0.2) and not found.conditions.warm
@@ -102,25 +112,22 @@ def test_loading_memory_and_warm_up_by_hand() -> None:
 
 def test_energy_by_hand() -> None:
     """0.5 J over blocks of 10 requests: 50 mJ a request."""
-    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
-    found = record(gathered(1.0, 1.0, conditions=replace(STILL, gpu=(state, replace(state, energy_j=10.5)))))
+    found = record(gathered(1.0, 1.0, conditions=spent(0.5)))
     assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((50.0, 50.0))
 
 
-def test_energy_of_packages_by_hand() -> None:
-    """0.3 J over blocks of 10 requests; where a GPU is measured its own energy counts, and none if it reports none."""
-    found = record(gathered(1.0, 1.0, conditions=replace(STILL, packages_j=0.3)))
-    assert (found.energy_mj, found.baseline_energy_mj) == pytest.approx((30.0, 30.0))
-    silent = GpuState(1500, 2000, (), 90, 4000.0, 300.0, None, 2)
-    assert replace(STILL, packages_j=0.3, gpu=(silent, silent)).energy_j is None
+def test_energy_is_that_of_a_measured_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU is measured its own energy counts, and none if it reports none; without one that of the packages."""
+    monkeypatch.setattr(disturbance, "read_packages", lambda: PackageEnergy((5,), (999,)))
+    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+    told = [
+        counters_of(os.getpid(), gpu).get("energy_j", "none") for gpu in (state, replace(state, energy_j=None), None)
+    ]
+    assert told == [10.0, "none", PackageEnergy((5,), (999,))]
 
 
 def test_energy_ratio_is_taken_launch_by_launch() -> None:
     """0.2 J and 0.4 J of the baseline, 0.1 J of the variant: ratios 1/2 and 1/4, so that the geometric mean is 0.354."""
-    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
-
-    def spent(joules: float) -> BlockConditions:
-        return replace(STILL, gpu=(state, replace(state, energy_j=10.0 + joules)))
 
     def energy(*baseline: float, variant: float = 0.1) -> Latency:
         blocks = latency_block(2.0), latency_block(2.0)
@@ -129,11 +136,11 @@ def test_energy_ratio_is_taken_launch_by_launch() -> None:
         found.launches["latency"] = [Launch([pair], 0, "") for pair in pairs]
         return record(found)
 
-    ratio = energy(0.2, 0.4).energy_ratio
-    assert ratio is not None and ratio.value == pytest.approx(0.125**0.5)
+    ratio = energy(0.2, 0.4).ratios["energy_j"]
+    assert ratio.value == pytest.approx(0.125**0.5)
     assert ratio.low is not None and ratio.high is not None and ratio.low < 0.25 < 0.5 < ratio.high
-    assert energy(0.2, 0.0).energy_ratio is None and energy(0.2, 0.2, variant=0.0).energy_ratio is None
-    assert record(gathered(1.0, 1.0)).energy_ratio is None
+    for told in (energy(0.2, 0.0), energy(0.2, 0.2, variant=0.0), record(gathered(1.0, 1.0))):
+        assert "energy_j" not in told.ratios
 
 
 def test_time_per_request_by_hand() -> None:
@@ -149,8 +156,7 @@ def test_time_per_request_by_hand() -> None:
 
 def test_slow_phases_stay_in_percentiles_means_and_energy(tmp_path: Path) -> None:
     """In each launch one of three blocks took 5 ms in place of 2 ms, and 2 ms when measured again: a third of the time."""
-    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
-    used = [replace(STILL, gpu=(state, replace(state, energy_j=10.0 + joules))) for joules in (0.2, 0.5)]
+    used = [spent(joules) for joules in (0.2, 0.5)]
     ordinary, slow = Block("latency", np.full(300, 2.0)), Block("latency", np.full(300, 5.0))
     still = Pair(ordinary, ordinary, (used[0], used[0]))
     first = Pair(ordinary, slow, (used[0], used[1]))
@@ -161,7 +167,7 @@ def test_slow_phases_stay_in_percentiles_means_and_energy(tmp_path: Path) -> Non
     assert told.p95 is not None and told.p95.ratio == Estimate(2.5, 2.5, 2.5)
     assert (told.p95_ms, told.baseline_p95_ms, told.count) == (5.0, 2.0, 1800)
     assert told.request_ms is not None and told.request_ms.value == pytest.approx(3.0)
-    assert told.energy_ratio is not None and told.energy_ratio.value == pytest.approx(1.5)
+    assert told.ratios["energy_j"].value == pytest.approx(1.5)
     save(tmp_path / "samples.npz", found)
     again = recount(replace(told, samples_path=tmp_path / "samples.npz"), 0.95)
     assert (again.speedup, again.p95, again.p50_ms, again.count) == (told.speedup, told.p95, told.p50_ms, told.count)
@@ -178,7 +184,7 @@ def test_memory_of_a_gpu_by_hand() -> None:
 
 
 def test_the_worst_of_the_conditions_is_told() -> None:
-    rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, 3, 4)
+    rough = BlockConditions(0.2, 0.1, (1.0, 1.1), 2400.0, 0, growths={"major_faults": 3, "involuntary_switches": 4})
     rougher = replace(rough, frequency_mhz=2500.0, canary_ms=(1.0, 1.21))
     found = gathered(1.0, 1.0)
     found.launches["latency"][1] = Launch([Pair(latency_block(2.0), latency_block(2.0), (rough, rougher))], 2, "")
@@ -196,7 +202,11 @@ def test_a_disturbance_leaves_no_bounds_on_anything() -> None:
     found.launches["throughput"][1] = Launch(pairs[:1], 2, "others")
     told = record(found)
     assert told.disturbance == "others" and told.throughput is not None
-    assert (told.speedup, told.load_ratio, told.throughput.ratio) == (Estimate(1.5), Estimate(2.0), Estimate(2.0))
+    assert (told.speedup, told.ratios["load_ms"], told.throughput.ratio) == (
+        Estimate(1.5),
+        Estimate(2.0),
+        Estimate(2.0),
+    )
 
 
 # The processes
@@ -277,7 +287,7 @@ def test_memory_of_a_model_with_a_big_constant(tmp_path: Path) -> None:
     for rows in (16, 65_536 + 16):
         with Worker(Contestant(big(tmp_path, rows), CPU), inputs) as worker:
             worker.block(0.0, 3)
-            peaks.append((worker.load_peak_memory_mb, worker.peak_memory_mb))
+            peaks.append((worker.figures["load_peak_memory_mb"], worker.figures["peak_memory_mb"]))
     (small_load, small), (large_load, large) = peaks
     assert large - small == pytest.approx(67.1, abs=8)
     assert large_load - small_load >= 60 and large < large_load + 8

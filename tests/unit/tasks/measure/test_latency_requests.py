@@ -164,7 +164,7 @@ def test_memory_is_that_of_one_request(loop: Path, tmp_path: Path) -> None:
         inputs = save_requests(tmp_path / f"{count}.npz", requests)
         with Worker(Contestant(with_input(loop, tmp_path), CPU), inputs) as worker:
             worker.block(0.0, 1)
-            peaks.append((worker.load_peak_memory_mb, worker.peak_memory_mb))
+            peaks.append((worker.figures["load_peak_memory_mb"], worker.figures["peak_memory_mb"]))
     assert peaks[1] == pytest.approx(peaks[0], abs=8)
 
 

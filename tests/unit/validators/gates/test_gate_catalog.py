@@ -62,11 +62,13 @@ def measured(job: Job) -> Measured:
     tail = Tail(662, 700, 700, ms=Estimate(2.0, 1.9, 2.1), ratio=Estimate(0.8, 0.7, 0.9))
     timed = replace(
         latency(Estimate(1.5, 1.4, 1.6)),
-        load_ratio=Estimate(1.0, 0.9, 1.1),
-        memory_ratio=Estimate(1.0, 0.9, 1.1),
+        ratios={
+            "load_ms": Estimate(1.0, 0.9, 1.1),
+            "peak_memory_mb": Estimate(1.0, 0.9, 1.1),
+            "energy_j": Estimate(0.6, 0.5, 0.7),
+        },
         energy_mj=5.0,
         baseline_energy_mj=9.0,
-        energy_ratio=Estimate(0.6, 0.5, 0.7),
         request_ms=Estimate(2.0, 1.9, 2.1),
         p95=tail,
         p99=tail,

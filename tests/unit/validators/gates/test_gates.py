@@ -19,7 +19,7 @@ from validators.gates.agreement import check_agreement_can_be_met, estimate_agre
 from validators.gates.champion import judge_against_champion, judge_champion_device
 from validators.gates.coverage import judge_coverage, judge_simulation, judge_time_coverage
 from validators.gates.intervals import drop_interval, tango_interval
-from validators.gates.resource import TailGate, judge_cost, judge_energy, judge_size, judge_speedup, judge_tail
+from validators.gates.resource import TailGate, judge_cost, judge_ratio, judge_size, judge_speedup, judge_tail
 from validators.gates.sanity import judge_finite, judge_sanity
 from validators.gates.verdict_rules import confidence_of_each, overall, samples_to_settle
 from validators.job.job import Confirmation
@@ -144,9 +144,9 @@ def energy_verdict(energy_mj: float) -> Verdict | None:
         latency(Estimate(1.5, 1.4, 1.6)),
         energy_mj=energy_mj,
         baseline_energy_mj=10.0,
-        energy_ratio=Estimate(ratio, 0.99 * ratio, 1.01 * ratio),
+        ratios={"energy_j": Estimate(ratio, 0.99 * ratio, 1.01 * ratio)},
     )
-    return judge_energy(spent, Gates(max_energy_ratio=1.0))
+    return judge_ratio("energy_ratio", "energy_j", spent, Gates(max_energy_ratio=1.0), "")
 
 
 def tail_verdict(gate: TailGate, slow: float) -> Verdict | None:

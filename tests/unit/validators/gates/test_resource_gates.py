@@ -15,12 +15,11 @@ from validators.gates.champion import judge_against_champion
 from validators.gates.resource import (
     judge_compilation,
     judge_cost,
-    judge_energy,
-    judge_load,
-    judge_memory,
+    judge_ratio,
     judge_speedup,
     judge_speedup_fp16,
     judge_tail,
+    why_no_energy,
 )
 from validators.job.job_gates import Gates
 from validators.job.job_measurement import OperatingPoint
@@ -29,15 +28,32 @@ from validators.records.latencies import Conditions, EndToEnd, Latency, Tail, Th
 from validators.records.measurements import Estimate
 from validators.records.result import CostResult
 from validators.records.run import SessionSettings, Trial, Variant
+from validators.records.verdicts import Verdict
 
 CONDITIONS = Conditions(0.21, 0.03, 1.07, (2400.0, 2600.0), 0, 0, 5, 1, (0.2, 1.04), False)
 LATENCY = Latency(
     1, 1.0, None, None, 60, 1.5, None, None, Estimate(1.5, 1.4, 1.6), 12, 30.0, 36.0, 15.0, 60.0, Path("samples.npz"),
-    launches=4, load_ratio=Estimate(2.0, 1.8, 2.2), conditions=CONDITIONS, memory_ratio=Estimate(0.6, 0.59, 0.61),
+    launches=4, conditions=CONDITIONS,
+    ratios={"load_ms": Estimate(2.0, 1.8, 2.2), "peak_memory_mb": Estimate(0.6, 0.59, 0.61)},
 )  # fmt: skip
 NOISY = replace(
-    LATENCY, speedup=Estimate(1.5), load_ratio=Estimate(2.0), disturbance="other processes kept 1.20 cores busy"
+    LATENCY,
+    speedup=Estimate(1.5),
+    ratios=LATENCY.ratios | {"load_ms": Estimate(2.0)},
+    disturbance="other processes kept 1.20 cores busy",
 )
+
+
+def judge_load(latency: Latency, gates: Gates) -> Verdict | None:
+    return judge_ratio("load_ratio", "load_ms", latency, gates, "")
+
+
+def judge_memory(latency: Latency, gates: Gates) -> Verdict | None:
+    return judge_ratio("memory_ratio", "peak_memory_mb", latency, gates, "")
+
+
+def judge_energy(latency: Latency, gates: Gates) -> Verdict | None:
+    return judge_ratio("energy_ratio", "energy_j", latency, gates, why_no_energy(latency))
 
 
 def test_load_is_judged_by_its_interval() -> None:
@@ -136,7 +152,7 @@ def test_percentile_without_an_interval_never_passes(latency: Latency, reason: s
         ({}, "the device reports no energy"),
         ({"energy_mj": 5.0, "baseline_energy_mj": None}, "the device reports no energy"),
         ({"energy_mj": 5.0, "baseline_energy_mj": 9.0}, "the energy counter stood still in a launch"),
-        ({"energy_mj": 5.0, "baseline_energy_mj": 9.0, "energy_ratio": Estimate(0.5)}, "one launch alone"),
+        ({"energy_mj": 5.0, "baseline_energy_mj": 9.0, "ratios": {"energy_j": Estimate(0.5)}}, "one launch alone"),
     ],
 )
 def test_unmeasured_energy_never_passes(changes: dict[str, Any], reason: str) -> None:
@@ -154,7 +170,7 @@ def test_unmeasured_cost_never_passes(request_ms: Estimate | None, reason: str) 
 
 
 def test_one_launch_tells_nothing_of_load_times() -> None:
-    verdict = judge_load(replace(LATENCY, load_ratio=Estimate(1.0), launches=1), Gates(max_load_ratio=5))
+    verdict = judge_load(replace(LATENCY, ratios={"load_ms": Estimate(1.0)}, launches=1), Gates(max_load_ratio=5))
     assert verdict is not None and verdict.outcome == "inconclusive" and "one launch" in verdict.reason
 
 
@@ -176,7 +192,9 @@ def test_memory_is_judged_by_its_interval_over_launches() -> None:
     verdicts = [judge_memory(heavy, Gates(max_memory_ratio=bound)) for bound in (0.61, 0.6, 0.58)]
     assert [verdict and verdict.outcome for verdict in verdicts] == ["pass", "inconclusive", "fail"]
     assert judge_memory(heavy, Gates()) is None
-    single = judge_memory(replace(LATENCY, memory_ratio=Estimate(0.6), launches=1), Gates(max_memory_ratio=1))
+    single = judge_memory(
+        replace(LATENCY, ratios={"peak_memory_mb": Estimate(0.6)}, launches=1), Gates(max_memory_ratio=1)
+    )
     assert single is not None and single.outcome == "inconclusive" and "one launch" in single.reason
 
 
@@ -188,7 +206,7 @@ def test_what_was_disturbed_has_no_verdict() -> None:
             assert (verdict.outcome, verdict.reason, verdict.low) == ("inconclusive", NOISY.disturbance, None)
     memory = judge_memory(NOISY, Gates(max_memory_ratio=1.0))
     assert memory is not None and memory.outcome == "pass"
-    early = judge_memory(replace(NOISY, memory_ratio=Estimate(0.6)), Gates(max_memory_ratio=1.0))
+    early = judge_memory(replace(NOISY, ratios={"peak_memory_mb": Estimate(0.6)}), Gates(max_memory_ratio=1.0))
     assert early is not None and early.disturbed, "the first launch was the last"
 
 
