@@ -12,15 +12,18 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Annotated, Any
 
 import typer
 from pydantic_core import to_json
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from tasks.run.settings import prepare_environment, state_folder, written_folders
 from tasks.service.generated_secrets import recorded_auth
@@ -35,6 +38,11 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+# A column that folds is not made narrower than this many characters.
+LEAST_FOLDED = 28
+# Spaces between the columns of a table.
+GAP = 2
+WIDTH_OF_A_PIPE = 120
 # With `--json`, the stream for the command's document. `tell` takes it out, since a command prints one document.
 _documents: list[IO[str]] = []
 
@@ -109,18 +117,38 @@ def say(line: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table without a frame; outside a terminal it is as wide as its content."""
+    """Print a table without a frame, or row by row if its columns do not fit; no cell is cropped."""
     if not table.rows:
         return
-    headings, *rows = table.rows
-    shown = RichTable(box=None, pad_edge=False, header_style="bold")
+    headings, *rows = ([plain(cell) for cell in row] for row in table.rows)
     folded = table.folded or {headings[-1]}
+    width = None if os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE
+    console = out if out.is_terminal else Console(file=sys.stdout, width=width)
+    widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    least = (
+        min(width, LEAST_FOLDED) if name in folded else width for name, width in zip(headings, widths, strict=True)
+    )
+    if sum(least) + GAP * (len(widths) - 1) > console.width:
+        _print_stacked(console, headings, rows, folded)
+        return
+    shown = RichTable(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         shown.add_column(escape(heading), no_wrap=heading not in folded, overflow="fold")
     for row in rows:
-        shown.add_row(*(escape(plain(cell)) for cell in row))
-    console = out if out.is_terminal else Console(file=sys.stdout, width=240)
+        shown.add_row(*map(escape, row))
     console.print(shown)
+
+
+def _print_stacked(console: Console, headings: list[str], rows: list[list[str]], folded: Collection[str]) -> None:
+    """Print each row below its first cell: short cells side by side, each that folds on a line of its own."""
+    for name, *cells in rows:
+        console.print(Text(name, style="bold", overflow="fold"))
+        told = [(heading, cell) for heading, cell in zip(headings[1:], cells, strict=True) if cell]
+        lines = [[pair for pair in told if pair[0] not in folded], *([pair] for pair in told if pair[0] in folded)]
+        for pairs in lines:
+            line = Text("   ").join(Text.assemble((f"{heading} ", "dim"), cell) for heading, cell in pairs)
+            if line:
+                console.print(Padding(line, (0, 0, 0, 2)))
 
 
 def tell_error(error: QuantgateError) -> None:
