@@ -9,10 +9,12 @@ import atexit
 import contextlib
 import logging
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -21,14 +23,13 @@ from flows.cli import champion as champions
 from flows.cli import export as exports
 from flows.cli import look, service, verify
 from flows.cli import run as runs
-from flows.cli.console import command, documents_only, fail
+from flows.cli.console import command, documents_only, fail, say
 from validators.errors import EXIT_BAD_INPUT, JobError
 from validators.records.answer import CommandAnswer
 
 # Shorter than typer's own texts, so that the list of commands fits on a screen.
 _SHORT = {
     "install_completion": "Install completion for this shell.",
-    "show_completion": "Print completion for this shell.",
 }
 
 
@@ -40,6 +41,8 @@ class Commands(TyperGroup):
         params: Any = super().get_params(ctx)
         for param in params:
             param.help = _SHORT.get(param.name, param.help)
+            # `--install-completion` is enough for a user, and the list of commands fits on a screen.
+            param.hidden = param.name == "show_completion"
         return params
 
     def main(  # type: ignore[override]  # narrower: the rest of the parameters is for other systems
@@ -84,6 +87,23 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+
+
+def tell_version(asked: bool) -> None:
+    """Print the version of quantgate and of Python, and end the command."""
+    if asked:
+        say(f"quantgate {metadata.version('quantgate')} (Python {platform.python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options of `quantgate` itself."""
+
 
 GROUPS: dict[str, tuple[Callable[..., CommandAnswer | None], ...]] = {
     "Jobs": (

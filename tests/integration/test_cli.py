@@ -59,6 +59,12 @@ def test_help_of_each_command_fits_a_screen_and_has_an_example(name: str, screen
     assert command.make_context(name, arguments).params is not None
 
 
+def test_version_is_one_line(screen: CliRunner) -> None:
+    done = screen.invoke(app, ["--version"])
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert (done.exit_code, done.output) == (0, f"quantgate {version('quantgate')} (Python {python})\n")
+
+
 def test_list_of_commands_is_grouped_and_fits_a_large_screen(screen: CliRunner) -> None:
     done = screen.invoke(app, ["--help"])
     lines = done.output.rstrip().splitlines()
