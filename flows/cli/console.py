@@ -38,7 +38,7 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-# A column that folds is not made narrower than this many characters.
+# A column with texts longer than this folds, and is not made narrower; in characters.
 LEAST_FOLDED = 28
 # Spaces between the columns of a table.
 GAP = 2
@@ -121,14 +121,12 @@ def print_table(table: Table) -> None:
     if not table.rows:
         return
     headings, *rows = ([plain(cell) for cell in row] for row in table.rows)
-    folded = table.folded or {headings[-1]}
     width = None if os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE
     console = out if out.is_terminal else Console(file=sys.stdout, width=width)
-    widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
-    least = (
-        min(width, LEAST_FOLDED) if name in folded else width for name, width in zip(headings, widths, strict=True)
-    )
-    if sum(least) + GAP * (len(widths) - 1) > console.width:
+    columns = [(heading, *cells) for heading, *cells in zip(headings, *rows, strict=True)]
+    folded = {column[0] for column in columns if any(cell_len(cell) > LEAST_FOLDED and " " in cell for cell in column)}
+    widths = [LEAST_FOLDED if column[0] in folded else max(map(cell_len, column)) for column in columns]
+    if sum(widths) + GAP * (len(widths) - 1) > console.width:
         _print_stacked(console, headings, rows, folded)
         return
     shown = RichTable(box=None, pad_edge=False, header_style="bold")

@@ -43,7 +43,7 @@ def diagnose() -> CommandAnswer:
     runs = any(row[1] == "yes" for row in rows[1:])
     document = {"facts": facts, "targets": _documents(rows), "any_target_runs": runs}
     lines = [f"{name:<11}{value}" for name, value in facts.items()]
-    table = Table(rows, folded=frozenset({"Why", "Fix"}))
+    table = Table(rows)
     return CommandAnswer(document, (*lines, "", table), EXIT_OK if runs else EXIT_INFRASTRUCTURE)
 
 

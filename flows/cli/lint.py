@@ -40,7 +40,7 @@ def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
         for item in findings
         if item.consequence == consequence
     ]
-    return (Table([HEADINGS, *rows], folded=frozenset({"Node", "Found", "Fix"})),) if rows else ()
+    return (Table([HEADINGS, *rows]),) if rows else ()
 
 
 def _found(finding: Finding) -> str:

@@ -18,18 +18,14 @@ def status_parts(found: Overview, model: str | None) -> list[str | Table]:
         *_section(f"champions{of}", ("Model", "Target", "Version", "Candidate", "Since (UTC)"), _champions(found)),
         *_section("under way", ("Run", "Source", "Target", "Since (UTC)", "State"), _under_way(found)),
         *_approvals(found),
-        *_section(
-            "last runs", ("Run", "Source", "Target", "Started (UTC)", "Outcome", "Why"), _runs(found), folded="Why"
-        ),
+        *_section("last runs", ("Run", "Source", "Target", "Started (UTC)", "Outcome", "Why"), _runs(found)),
     ]
 
 
-def _section(
-    title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, folded: str = ""
-) -> list[str | Table]:
+def _section(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str | Table]:
     if not rows:
         return [f"{title}: none", ""]
-    return [title, Table([headings, *rows], frozenset({folded} if folded else ())), ""]
+    return [title, Table([headings, *rows]), ""]
 
 
 def _champions(found: Overview) -> list[tuple[str, ...]]:

@@ -49,7 +49,7 @@ def verify(
     kept = next((f"; {part.told}" for part in parts if part.part == "decision" and part.is_sound is None), "")
     summary = f"{bundle}: FAILED at {failed.part}: {failed.told}" if failed else f"{bundle}: nothing failed{kept}"
     rows = [(part.part, _MARKS[part.is_sound], part.told) for part in parts]
-    table = Table([("Part", "Verified", "Found"), *rows], folded=frozenset({"Part", "Found"}))
+    table = Table([("Part", "Verified", "Found"), *rows])
     document = {"bundle": bundle, "is_sound": failed is None, "parts": [asdict(part) for part in parts]}
     return CommandAnswer(document, (table, summary), EXIT_UNSOUND if failed else EXIT_OK)
 

@@ -13,10 +13,9 @@ Rows = Sequence[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, headings first. On a narrow terminal the columns named in `folded` wrap, by default the last one."""
+    """Rows, headings first."""
 
     rows: Rows
-    folded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
