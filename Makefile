@@ -4,7 +4,9 @@ READY := $(VENV)/.ready
 FLAVORS := $(VENV)/.flavors
 BIN := $(VENV)/bin
 
-.PHONY: demo demo-all demo-image demo-llm test test-all test-rest test-avx2 test-faults docs lint format ui serve deploy worker audit gpu-first gpu-full image-check lock schemas clean
+.PHONY: setup demo demo-all demo-image demo-llm test test-all test-rest test-avx2 test-faults docs lint format ui serve deploy worker audit gpu-first gpu-full image-check lock schemas clean
+
+setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/quantgate demo

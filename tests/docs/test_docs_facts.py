@@ -79,8 +79,8 @@ def test_metrics_targets_and_exit_codes_are_on_their_pages() -> None:
     assert set(METRICS) <= set(first_cells(PAGES["reference/metrics.md"]()))
     assert set(BUILT_IN) <= set(first_cells(PAGES["reference/names.md"]()))
     codes = first_cells(PAGES["reference/exit-codes.md"]())
-    readme = first_cells(pages()["README.md"].split("| code | meaning |")[1].split("\n\n")[0])
-    assert len(readme) >= 5 and readme == [code for code in codes if code.isdigit()]
+    in_ci = first_cells(pages()["docs/ci.md"].split("| code | meaning |")[1].split("\n\n")[0])
+    assert len(in_ci) >= 5 and in_ci == [code for code in codes if code.isdigit()]
 
 
 def gates_of_the_code() -> Iterator[str]:
@@ -279,7 +279,7 @@ def test_figures_are_those_that_were_measured(page: str, rows: list[str]) -> Non
     assert [row for row in rows if row not in text] == []
 
 
-# The forms of a row of the README's table.
+# The forms of a row of the table of docs/targets.md.
 FORMS = {
     "fp32, fused": "fp32",
     "INT8 static": "int8-static",
@@ -300,7 +300,7 @@ def test_a_form_is_timed_on_a_gpu_only_where_a_file_says_so() -> None:
         for key, cell in figures["cells"].items()
         if "p50_ms" in cell
     }
-    table = pages()["README.md"].split("## What runs where\n\n")[1].split("\n\n")[0].splitlines()
+    table = pages()["docs/targets.md"].split("\n\n")[1].splitlines()
     targets = [cell.strip(" `") for cell in table[0].strip("|").split("|")]
     for line in table[2:]:
         row, *cells = (cell.strip() for cell in line.strip("|").split("|"))
