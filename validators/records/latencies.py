@@ -93,7 +93,8 @@ class Latency:
     spent meanwhile. `peak_gpu_memory_mb` is what the process held there.
     `ratios` has variant / baseline, with an interval over launches, of `load_ms`, `peak_memory_mb`, `load_peak_memory_mb` and,
     per request, `energy_j` and other counters; a counter that stood still in a launch is not there. Memory alone has bounds
-    where there is a `disturbance`: another process does not disturb it.
+    where there is a `disturbance`: another process does not disturb it. `load_ratio`, `memory_ratio` and `energy_ratio` repeat
+    three of them, for readers of result documents.
     `request_ms` is the mean time for which a request occupies the session, with an interval over launches: of requests one at a
     time or, if throughput was measured, of its clients' together.
     `p95` and `p99` are the percentiles that gates judge; `p95_ms` and `p99_ms` are those of all requests together.
@@ -121,7 +122,7 @@ class Latency:
     launches: int = 1
     load_peak_memory_mb: float | None = None
     baseline_load_peak_memory_mb: float | None = None
-    ratios: dict[str, Estimate] = field(default_factory=dict)
+    load_ratio: Estimate | None = None
     throughput: Throughput | None = None
     end_to_end: EndToEnd | None = None
     energy_mj: float | None = None
@@ -131,10 +132,13 @@ class Latency:
     conditions: Conditions | None = None
     disturbance: str = ""
     requests: int = 1
+    energy_ratio: Estimate | None = None
     request_ms: Estimate | None = None
     baseline_request_ms: Estimate | None = None
     p95: Tail | None = None
     p99: Tail | None = None
+    memory_ratio: Estimate | None = None
+    ratios: dict[str, Estimate] = field(default_factory=dict)
 
 
 def cost_of_million(request_ms: Estimate, price_per_hour: float) -> Estimate:

@@ -77,6 +77,7 @@ def summarise(
     """Return the record of a comparison; a disturbed comparison has no bounds."""
     base, variant = gathered.samples()
     baseline_figures, figures = (side.figures for side in gathered.sides)
+    ratios = dict(_ratios(gathered, confidence))
     energy = [_per_request(gathered.pairs(), index, "energy_j") for index in (0, 1)]
     return Latency(
         batch_size=batch_size,
@@ -99,7 +100,10 @@ def summarise(
         launches=len(gathered.launches["latency"]),
         load_peak_memory_mb=max(figures["load_peak_memory_mb"]),
         baseline_load_peak_memory_mb=max(baseline_figures["load_peak_memory_mb"]),
-        ratios=dict(_ratios(gathered, confidence)),
+        load_ratio=ratios["load_ms"],
+        memory_ratio=ratios["peak_memory_mb"],
+        energy_ratio=ratios.get("energy_j"),
+        ratios=ratios,
         throughput=_throughput(gathered, batch_size, confidence),
         end_to_end=_end_to_end(gathered, confidence),
         energy_mj=None if energy[1] is None else 1e3 * energy[1],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from validators.records.run import (
 )
 from validators.records.verdicts import RankedPart, Recovery, SignOff, Verdict
 
+TESTS = Path(__file__).parents[3] / "support"
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 CPU = "CPUExecutionProvider"
 FAST, SMALL, BAD, GONE = (
@@ -516,3 +518,22 @@ def test_numbers_that_are_not_finite_are_absent_in_the_document() -> None:
     shown = written["candidates"][0]
     assert (shown["outcome"], shown["metric_value"], shown["metric_drop"]) == ("failed", None, None)
     assert (shown["verdicts"][0]["value"], shown["verdicts"][0]["low"]) == (None, None)
+
+
+def test_a_result_of_an_earlier_version_is_read() -> None:
+    """Every key that it has is one of today's with the same value: comparisons and other programs read such documents."""
+    written = json.loads((TESTS / "result_0.1.0.json").read_text(encoding="utf-8"))
+    read = Result.model_validate(written).model_dump(mode="json")
+
+    def lost(before: Any, after: Any, path: str) -> Iterator[str]:
+        if isinstance(before, dict):
+            for key, value in before.items():
+                yield from lost(value, after.get(key, "absent"), f"{path}.{key}")
+        elif isinstance(before, list):
+            for at, (one, other) in enumerate(zip(before, after, strict=True)):
+                yield from lost(one, other, f"{path}[{at}]")
+        elif before != after:
+            yield f"{path}: {before} is {after}"
+
+    assert len(written["candidates"]) == 2 and written["candidates"][0]["latencies"]
+    assert list(lost(written, read, "result")) == []
