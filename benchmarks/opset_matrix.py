@@ -35,9 +35,11 @@ from tasks.engines.tensorrt.build import available
 from tasks.engines.variants import make_variant, session_settings
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_inventory
+from tasks.measure.latency.patience import RunPatience
 from tasks.ptq.build_variant import Materials
 from tasks.run.clock import Clock
 from tasks.run.context import Run
+from tasks.run.footprint import Footprint
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
@@ -158,7 +160,8 @@ def open_bench(model: str, opset: int, folder: Path) -> Bench:
     for role, rows in halves.items():
         np.savez(folder / f"{role}.npz", label=labels[rows], **{name: array[rows] for name, array in arrays.items()})
     job = parse_job({"source": str(exported), "data": {role: f"{role}.npz" for role in halves}}, base=folder)
-    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    store = Store(folder / "store")
+    run = Run(job, folder, "", store, Clock(), FolderLocks(folder), Footprint(job.budgets, store), RunPatience(0))
     source = resolve_source.fn(run)
     with open_session(source.onnx_path, CPU) as session:
         inputs, output = describe_inputs(session), describe_outputs(session)[0]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 from scipy.special import log_softmax
 
 from tasks.measure.inventory import take_inventory
@@ -27,10 +28,6 @@ from tasks.measure.metrics.perplexity import (
     score_windows,
     targets_of,
 )
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from validators.errors import DataError, JobError
 from validators.gates.accuracy import judge_drop
@@ -236,7 +233,7 @@ def measured(tmp_path: Path) -> Any:
     evidence = Evidence((INPUT,), LOGITS, samples, samples, None, None, np.zeros(300, bool))
     files = {"calibration": "evaluation.npz", "evaluation": "evaluation.npz"}
     job = parse_job({"source": "m.onnx", "data": files, "metric": "perplexity"}, base=tmp_path)
-    run = Run(job, tmp_path, "", Store(tmp_path / "store"), Clock(), FolderLocks(tmp_path))
+    run = run_in(tmp_path, job)
     inventory = take_inventory("ort-cpu")
 
     def measure(table: NDArray[np.float32], baseline: Accuracy | None = None) -> Accuracy:

@@ -12,14 +12,13 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 
 from tasks.engines.tensorrt import builder
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.slow_parts import SlowParts
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
 from tasks.trials import materials
 from tasks.trials.inspect_variant import coverage_of, sanity_of
@@ -68,7 +67,7 @@ class Shop:
     def run(self, **changes: object) -> Run:
         """The run of a job with some changes."""
         job = parse_job(self.tiny.job(**changes), base=self.folder)
-        return Run(job, self.folder, "", self.store, Clock(), FolderLocks(self.folder))
+        return run_in(self.folder, job, store=self.store)
 
     def run_inputs(self, output: str = "logits", evaluation: Path | None = None) -> RunInputs:
         """The samples, with the judged output."""

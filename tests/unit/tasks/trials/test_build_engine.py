@@ -15,15 +15,13 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 
 from tasks.champion.manifest import manifest_of, runtime_requirements, variant_folder
 from tasks.engines.tensorrt import build as builder
 from tasks.measure.inventory import take_inventory
 from tasks.records.candidate_record import _files
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials.build_engine import with_engine
 from tasks.trials.make_candidate import refused
 from tasks.trials.materials import variant_from_store
@@ -59,7 +57,7 @@ def run_inputs(tiny: Tiny) -> RunInputs:
 
 def run_of(tiny: Tiny, folder: Path, **changes: object) -> Run:
     job = parse_job(tiny.job(**changes), base=folder)
-    return Run(job, folder / "state", "", Store(folder / "state" / "store"), Clock(), FolderLocks(folder))
+    return run_in(folder / "state", job)
 
 
 def variant_of(model: Path) -> Variant:

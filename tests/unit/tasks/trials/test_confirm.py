@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import run_in
 from test_judge import Bench, N, good_trial, latency, make_job, right
 
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import confirm
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from validators.errors import CandidateRefused
@@ -47,9 +45,7 @@ class Rehearsal:
         self.baseline = bench.accuracy(np.ones(N))
         self.bench, self.asked = bench, []
         job = make_job(**changes)
-        self.run = Run(
-            job, bench.folder, "sqlite://", Store(bench.folder / "store"), Clock(), FolderLocks(bench.folder)
-        )
+        self.run = run_in(bench.folder, job)
 
         def measured(
             run: Run, given: Any, inventory: Any, trial: Trial, confidence: float, beside: Variant | None = None

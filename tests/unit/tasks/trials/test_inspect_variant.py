@@ -10,16 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
+from runs import run_in
 
 from tasks.measure import coverage, sanity
 from tasks.measure.inventory import take_inventory
 from tasks.measure.sanity import SANITY_SAMPLES
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials.inspect_variant import coverage_of, sanity_of
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_model
@@ -39,14 +37,7 @@ def bench(tiny: Tiny, tmp_path: Path) -> Bench:
     samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
     logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    run = Run(
-        parse_job(tiny.job(), base=tmp_path),
-        tmp_path,
-        "",
-        Store(tmp_path / "store"),
-        Clock(),
-        FolderLocks(tmp_path),
-    )
+    run = run_in(tmp_path, parse_job(tiny.job(), base=tmp_path))
     run_inputs = RunInputs(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
     quantize_dynamic(tiny.model, tmp_path / "variant.onnx", weights=Int8Weights())
     variant = replace(

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
 from processors import HERE
+from runs import run_in
 
 from tasks.engines.variants import make_variant
 from tasks.measure.inventory import take_inventory
@@ -22,12 +23,8 @@ from tasks.measure.metrics.texts import make_decoder
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.run.clock import Clock
-from tasks.run.context import Run
 from tasks.run.footprint import Footprint
 from tasks.runtimes.ort import open_session
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
@@ -103,7 +100,7 @@ def measured(
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
     gates = {"min_sqnr_db": 10.0}
     job = parse_job(tiny.job() | {"metric": metric, "gates": gates}, base=folder)
-    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    run = run_in(folder, job)
     settings = SessionSettings("CPUExecutionProvider", 2)
     variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
     inventory = take_inventory("ort-cpu")

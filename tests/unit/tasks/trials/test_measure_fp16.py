@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_in
 
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import measure_fp16 as step
 from validators.errors import CandidateRefused
 from validators.gates.resource import judge_speedup_fp16
@@ -33,7 +30,7 @@ def trial(name: str, *, provider: str = "TensorRT", timed: bool = True) -> Trial
 
 def measure(folder: Path, *trials: Trial) -> dict[str, Trial]:
     job = parse_job({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}, base=folder)
-    run = Run(job, folder, "sqlite://", Store(folder), Clock(), FolderLocks(folder))
+    run = run_in(folder, job)
     given: Any = None
     return {one.candidate: one for one in step.measure_beside_fp16.fn(run, given, given, trials)}
 

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Tiny
+from runs import run_in
 
 from tasks.measure import request
 from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.measure.request import draw_requests, request_batch
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import measure_latency as step
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.job.read_job import parse_job
@@ -50,14 +48,7 @@ def run_inputs(tiny: Tiny) -> RunInputs:
 def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
     """The run of a job on the tiny model."""
     job = parse_job(tiny.job(measurement=measurement), base=folder)
-    return Run(
-        job,
-        folder / "state",
-        "sqlite://",
-        Store(folder / "state" / "store"),
-        Clock(),
-        FolderLocks(folder),
-    )
+    return run_in(folder / "state", job)
 
 
 def trial_of(tiny: Tiny, folder: Path) -> Trial:
