@@ -40,6 +40,7 @@ from tasks.ptq.build_variant import Materials
 from tasks.run.clock import Clock
 from tasks.run.context import Run
 from tasks.run.footprint import Footprint
+from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
@@ -50,7 +51,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.job.read_job import parse_job
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, load_samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.run_inputs import Evidence
 from validators.targets import built_in_engines, facts_of
 
 RESULTS = HERE / "results"
@@ -168,7 +169,7 @@ def open_bench(model: str, opset: int, folder: Path) -> Bench:
     calibration = load_samples(folder / "calibration.npz", inputs, label="label", role="calibration")
     evaluation = load_samples(folder / "evaluation.npz", inputs, label="label", role="evaluation")
     evidence = Evidence(inputs, output, calibration, evaluation, None, None, np.zeros(SAMPLES, bool))
-    materials = materials_of(run, RunInputs(source, evidence), take_inventory("ort-cpu"))
+    materials = materials_of(with_inputs(run, source, evidence, take_inventory("ort-cpu")))
     batch = next(evaluation.batches(SAMPLES))
     settings = session_settings(decode("fp32-fused@ort-cpu"), 1)
     return Bench(

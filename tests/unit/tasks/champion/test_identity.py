@@ -30,6 +30,7 @@ from tasks.registry.champion_slot import (
 from tasks.registry.mlflow_registry import connect
 from tasks.run.clock import Clock
 from tasks.run.context import Run
+from tasks.run.loaded_run import with_inputs
 from validators.job.read_job import parse_job
 from validators.records.bundle import CodeFacts, EvidenceRecord, PromotionDecision
 from validators.records.journal import JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
@@ -157,12 +158,13 @@ def beside(folder: Path, champion: Champion) -> Trial:
     """The winner beside a champion of which there is nothing to run; with `--replace-device`."""
     accuracy = Accuracy("accuracy", 1.0, 10, Path("scores"), Path("finite"))
     best = Trial(f"{NAME}@ort-cpu", "passed", variant=variant(ORT), accuracy=accuracy)
-    run, nothing = run_of(folder), SimpleNamespace()
+    nothing: Any = SimpleNamespace()
     inventory: Any = SimpleNamespace(absent=(), device_key="i5 [avx2] x8; o 1")
+    run = with_inputs(run_of(folder), nothing, nothing, inventory)
     judged = judge_device(inventory, best, champion, replace_device=True)
     assert judged.outcome == "passed"
     compared: Any = compare_with_champion
-    trial: Trial = compared.fn(run, nothing, inventory, accuracy, judged, champion)
+    trial: Trial = compared.fn(run, accuracy, judged, champion)
     return trial
 
 

@@ -24,6 +24,7 @@ from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.footprint import Footprint
+from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import open_session
 from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
@@ -33,7 +34,7 @@ from validators.job.job_data import TextDecoding
 from validators.job.metric_facts import METRICS
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
-from validators.records.run import SessionSettings, Variant
+from validators.records.run import SessionSettings, Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.run_inputs import Evidence
 
@@ -103,10 +104,11 @@ def measured(
     run = run_in(folder, job)
     settings = SessionSettings("CPUExecutionProvider", 2)
     variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
-    inventory = take_inventory("ort-cpu")
-    baseline, _ = measure_accuracy(run, evidence, inventory, variants[0], None)
+    source = Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file")
+    loaded = with_inputs(run, source, evidence, take_inventory("ort-cpu"))
+    baseline, _ = measure_accuracy(loaded, variants[0], None)
     reference = Reference(baseline, variants[0])
-    return baseline, measure_accuracy(run, evidence, inventory, variants[1], reference, watch_of=watch_of)[0]
+    return baseline, measure_accuracy(loaded, variants[1], reference, watch_of=watch_of)[0]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement", "sqnr"])

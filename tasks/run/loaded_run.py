@@ -1,0 +1,24 @@
+"""A run once its inputs are loaded: what every step from the baseline on works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.run.context import Run
+from validators.records.run import Inventory, Source
+from validators.samples.run_inputs import Evidence
+
+
+# Apart from `Run`, which products do not depend on: the samples that makers read are inputs.
+@dataclass(frozen=True, kw_only=True)
+class LoadedRun(Run):
+    """A run with its source, its samples and the inventory of its target."""
+
+    source: Source
+    evidence: Evidence
+    inventory: Inventory
+
+
+def with_inputs(run: Run, source: Source, evidence: Evidence, inventory: Inventory) -> LoadedRun:
+    """Return the run with its inputs; the clock, store, locks, footprint and patience stay those of `run`."""
+    return LoadedRun(**vars(run), source=source, evidence=evidence, inventory=inventory)
