@@ -36,7 +36,7 @@ from tasks.run.progress_events import LEAVE_OUT, stage
 from tasks.run.settings import hands_to_workers
 from tasks.run.spare_threads import count_spare_threads
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.gather import merge_copies, try_step
 from tasks.trials.judge import judge_trials
 from tasks.trials.make_candidate import make_candidates
 from tasks.trials.measure_latency import measure_latency
@@ -233,7 +233,8 @@ def tried(run: LoadedRun, baseline: Accuracy) -> Raced:
         raced = Raced(merge_copies(make_candidates(run, baseline, names)))
     trials = measure_saturation(run, raced.trials)
     if not hands_to_workers() and run.job.search == "all":
-        trials = measured(run, trials)
+        # One after the other: nothing else of the run computes meanwhile.
+        trials = tuple(try_step(trial.candidate, measure_latency, run, trial) for trial in trials)
     return replace(raced, trials=at_target(BESIDE_FP16, run, trials))
 
 
@@ -244,17 +245,6 @@ def resumed(run: LoadedRun, baseline: Accuracy, raced: Raced) -> Raced:
     behind = tuple(trial for trial in trials if trial.candidate in raced.behind)
     judged = {trial.candidate: trial for trial in judge_trials(run, baseline, behind)}
     return replace(again, trials=tuple(judged.get(trial.candidate, trial) for trial in trials))
-
-
-def measured(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Measure the latency of every trial, one after the other: nothing else of the run computes meanwhile."""
-    return tuple(
-        trial_of(
-            trial.candidate,
-            measure_latency(run, trial, return_state=True).result(raise_on_failure=False),
-        )
-        for trial in trials
-    )
 
 
 def state_of(result: Result) -> State[Result]:

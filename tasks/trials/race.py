@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.gather import merge_copies, outcome_of, trial_of, try_step
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate, make_candidates
@@ -147,8 +147,7 @@ class _Race:
                 trial = self.trials[name]
                 if trial.refusal:
                     continue
-                state = probe_latency(self.run, trial, launch, return_state=True)
-                found = state.result(raise_on_failure=False)
+                found = outcome_of(probe_latency, self.run, trial, launch)
                 if isinstance(found, Latency):
                     self.speeds.add_launch(name, found.speedup)
                 else:
@@ -237,9 +236,7 @@ class _Race:
             return False
         kernels = decode(name).kernels
         if (self.leader, kernels) not in self.in_turn:
-            sides = self.trials[self.leader], self.trials[name]
-            state = measure_in_turn(self.run, *sides, return_state=True)
-            ratio = state.result(raise_on_failure=False)
+            ratio = outcome_of(measure_in_turn, self.run, self.trials[self.leader], self.trials[name])
             if not isinstance(ratio, float):
                 return False
             self.in_turn[self.leader, kernels] = name, ratio
@@ -247,8 +244,7 @@ class _Race:
 
     def _time(self, name: str) -> None:
         """Measure a candidate's latency in full, and make it the leader if it passes and is the best so far."""
-        state = measure_latency(self.run, self.trials[name], return_state=True)
-        trial = judge_trial(self.judged_data, trial_of(name, state.result(raise_on_failure=False)))
+        trial = judge_trial(self.judged_data, try_step(name, measure_latency, self.run, self.trials[name]))
         self.trials[name] = trial
         if trial.latency:
             latency = trial.latency

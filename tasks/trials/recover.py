@@ -14,7 +14,7 @@ from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.gather import merge_copies, try_step
 from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData, with_confidence
 from tasks.trials.make_candidate import make_candidate
@@ -59,8 +59,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
 
     def attempt(kept: int) -> bool | None:
         name = replace(candidate, kept_parts=kept).name
-        state = make_candidate(run, baseline, name, return_state=True)
-        trial = judge_trial(judged_data, trial_of(name, state.result(raise_on_failure=False)))
+        trial = judge_trial(judged_data, try_step(name, make_candidate, run, baseline, name))
         attempts[kept] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
@@ -77,8 +76,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
     (trial,) = measure_saturation(run, (attempts[fewest],))
     confidence = judged_data.job.gates.confidence
-    state = measure_latency(run, trial, confidence, return_state=True)
-    timed = judge_trial(judged_data, trial_of(trial.candidate, state.result(raise_on_failure=False)))
+    timed = judge_trial(judged_data, try_step(trial.candidate, measure_latency, run, trial, confidence))
     recovery = _with_costs(run, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 

@@ -18,7 +18,7 @@ from tasks.run.settings import state_folder, store_place
 from tasks.storage.blobs import is_address
 from tasks.storage.store import open_store
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
-from tasks.trials.gather import trial_of
+from tasks.trials.gather import try_step
 from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_baseline import measure_baseline
@@ -55,13 +55,11 @@ class Step(Generic[Outcome]):
 
 def try_candidate(run: LoadedRun, baseline: Accuracy, name: str) -> Trial:
     """Make one candidate, check its kernels and accuracy, and then time it."""
-    made = make_candidate(run, baseline, name, return_state=True)
-    trial = trial_of(name, made.result(raise_on_failure=False))
+    trial = try_step(name, make_candidate, run, baseline, name)
     if trial.variant is None:
         return trial
     with timing_phase(run.inventory):
-        timed = measure_latency(run, trial, return_state=True)
-        return trial_of(name, timed.result(raise_on_failure=False))
+        return try_step(name, measure_latency, run, trial)
 
 
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
