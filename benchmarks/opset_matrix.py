@@ -51,7 +51,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.job.read_job import parse_job
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 from validators.targets import built_in_engines, facts_of
 
 RESULTS = HERE / "results"

@@ -36,7 +36,7 @@ from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
 from validators.records.run import CalibrationVerdict, Champion, DataFile, Trial
 from validators.samples.datasets import Samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

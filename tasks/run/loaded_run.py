@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasks.run.context import Run
 from validators.records.run import Inventory, Source
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 
 # Apart from `Run`, which products do not depend on: the samples that makers read are inputs.

@@ -25,7 +25,7 @@ from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 # Most samples per batch when accuracy is measured; latency has its own batch sizes.
 EVALUATION_BATCH_SIZE = 32

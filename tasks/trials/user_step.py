@@ -25,7 +25,7 @@ from validators.gates.verdict_rules import overall
 from validators.records.run import Trial, Variant
 from validators.redact import redact
 from validators.samples.copy_rows import copy_rows
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from validators.digests import digest_model
 from validators.errors import JobError
 from validators.job.read_job import parse_job
 from validators.records.run import Source
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

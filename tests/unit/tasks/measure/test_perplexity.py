@@ -37,8 +37,8 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.evidence import Evidence
 from validators.samples.labels import IGNORED
-from validators.samples.run_inputs import Evidence
 
 VOCABULARY, SEQUENCE = 7, 9
 INPUT = TensorSpec("input_ids", "int64", ("batch", "sequence"))

@@ -32,7 +32,7 @@ from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, BuiltEngine, EngineManifest
 from validators.records.run import Gpu, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 FAST = "int8-static-minmax-pc-fast@ort-cpu"

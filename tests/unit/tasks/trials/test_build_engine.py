@@ -35,7 +35,7 @@ from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, 
 from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)

@@ -25,7 +25,7 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Coverage
 from validators.records.run import Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 Bench = tuple[LoadedRun, Variant]
 

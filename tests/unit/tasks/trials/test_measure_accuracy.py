@@ -36,7 +36,7 @@ from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import Samples, TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 CLEAN = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")

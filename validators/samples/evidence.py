@@ -1,4 +1,4 @@
-"""Inputs of a run: the source model and the samples."""
+"""Samples of a run."""
 
 from __future__ import annotations
 
