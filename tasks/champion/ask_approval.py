@@ -13,10 +13,10 @@ from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import ConfigDict, Field
 
-from tasks.champion.promote import champion_place
 from tasks.records.publish_report import write_report
 from tasks.records.result_document import Findings, conclude_awaiting
 from tasks.records.run_record import record_awaiting
+from tasks.registry.champion_slot import place_of
 from tasks.reporting.markdown import question_markdown, verdict_markdown
 from tasks.run.context import Run, log
 from tasks.run.loaded_run import LoadedRun
@@ -114,7 +114,7 @@ def _answer(question: str, variant: Variant, champion: Champion | None) -> SignO
 def _question(run: LoadedRun, findings: Findings, result: Result, address: str | None) -> str:
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
-    place = champion_place(run)
+    place = place_of(run.source.name, run.job.target)
     replaces = str(champion) if champion else "nothing: it would be the first"
     if champion and champion.device and device_class(champion.device) != device_class(run.inventory.device_key):
         replaces += f", which was approved on another device: {device_class(champion.device)}"

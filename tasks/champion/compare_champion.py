@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from prefect.runtime import flow_run
 
 from tasks.champion.fetch_champion import fetch_champion
-from tasks.champion.promote import find_champion
+from tasks.champion.reconcile import reconcile
 from tasks.measure.inventory import this_processor
 from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.champion_slot import champion_at, place_of
+from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
@@ -21,7 +24,7 @@ from tasks.trials.judge_on_samples import JudgedData, judge_beside
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
-from validators.errors import CandidateRefused, InfrastructureError, LibraryUnnamed, VersionUnsound
+from validators.errors import CandidateRefused, InfrastructureError, LibraryUnnamed, LockTaken, VersionUnsound
 from validators.gates.champion import judge_broken_champion, judge_champion_device, judge_unmeasured_champion
 from validators.gates.verdict_rules import overall
 from validators.processors import Processor
@@ -38,13 +41,19 @@ _UNMEASURED = "to replace it unmeasured, remove its alias first"
 def look_up_champion(run: LoadedRun, *, before_run: bool = False) -> Champion | None:
     """Return the present champion of the source's model on the job's target; None for a source that is a file.
 
-    With `before_run` it is the champion before this flow run. A retry after a promotion then decides as the attempt before
-    it did, with the same evidence, and finds its promotion done.
+    A killed promotion is repaired first, unless one is in progress. With `before_run` it is the champion before this flow run.
+    A retry after a promotion then decides as the attempt before it did, with the same evidence, and finds its promotion done.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
     """
     if run.job.source_is_file:
         return None
-    with run.clock.work("look up champion"):
-        champion = find_champion(run, flow_run.get_id() if before_run else None)
+    place = place_of(run.source.name, run.job.target)
+    with run.clock.work("look up champion"), connect(run.tracking_uri) as client:
+        with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
+            reconcile(client, place)
+        champion = champion_at(client, place, flow_run.get_id() if before_run else None)
     log.info("champion: %s", champion or "none yet")
     return champion
 

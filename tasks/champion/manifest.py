@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -68,9 +67,7 @@ def hardware_of(inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def manifest_of(
-    run: LoadedRun, variant: Variant, saturation: Saturation | None, batch_sizes: Collection[int] = ()
-) -> dict[str, Any]:
+def manifest_of(run: LoadedRun, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
     """Return the manifest that consumers check and load from: digests, session settings, and the device of the approval.
 
     `format` is the version of the keys. Format 1 has no key `format`, nor `hardware` and `batch_sizes` (the sizes at which
@@ -101,7 +98,7 @@ def manifest_of(
         "device": run.inventory.device_key,
         "hardware": hardware_of(run.inventory),
         "saturates_without": list(variant.saturates_without),
-        "batch_sizes": sorted(batch_sizes),
+        "batch_sizes": sorted({point.batch_size for point in run.job.measurement.points}),
         "ranges": {
             tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
             for tensor in (saturation.tensors if saturation else ())

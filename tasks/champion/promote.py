@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,11 +18,10 @@ from prefect.runtime import flow_run
 from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.champion.promote_version import ApprovedVariant, promote_version
 from tasks.champion.readback import check_answer
-from tasks.champion.reconcile import reconcile
 from tasks.measure.request import request_of
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
-from tasks.registry.champion_slot import ChampionSlot, champion_at, former_champions, place_of
+from tasks.registry.champion_slot import former_champions, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
@@ -32,7 +31,6 @@ from tasks.serving import bom
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
-from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.journal import now
 from validators.records.run import Champion, Variant
@@ -44,26 +42,6 @@ CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
 READ_BACK_SAMPLES = 8
 # Packages that consumers get with a version.
 EVIDENCE_PACKAGE = Path(__file__).with_name("signed_evidence")
-
-
-def champion_place(run: LoadedRun) -> ChampionSlot:
-    """Return the place in the registry of the source's variants and of its champion on the job's target."""
-    return place_of(run.source.name, run.job.target)
-
-
-def find_champion(run: LoadedRun, before_flow_run: str | None = None) -> Champion | None:
-    """Return the present champion, or None. A killed promotion is repaired first, unless one is in progress.
-
-    If the flow run `before_flow_run` promoted the champion, the one before it is returned.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
-    place = champion_place(run)
-    with connect(run.tracking_uri) as client:
-        with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
-            reconcile(client, place)
-        return champion_at(client, place, before_flow_run)
 
 
 @step("promote")
@@ -81,7 +59,7 @@ def promote(run: LoadedRun, approval: Approval, champion: Champion | None, mlflo
     """
     if approval.device_key != run.inventory.device_key:
         raise NotApproved(f"approved on {approval.device_key}, and here is {run.inventory.device_key}")
-    place, variant = champion_place(run), approval.variant
+    place, variant = place_of(run.source.name, run.job.target), approval.variant
     with (
         run.clock.work("promote"),
         connect(run.tracking_uri) as client,
@@ -112,8 +90,7 @@ def _offer(run: LoadedRun, approval: Approval, mlflow_run_id: str) -> Iterator[A
     count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
     rows = np.resize(np.arange(len(run.evidence.evaluation)), (count, point.batch_size))
     requests = [request_of(run.evidence, point, one) for one in rows]
-    sizes = {point.batch_size for point in run.job.measurement.points}
-    manifest = json.dumps(manifest_of(run, variant, approval.trial.saturation, sizes), indent=1)
+    manifest = json.dumps(manifest_of(run, variant, approval.trial.saturation), indent=1)
 
     @cache
     def promoted() -> Promoted:
@@ -134,7 +111,7 @@ def _offer(run: LoadedRun, approval: Approval, mlflow_run_id: str) -> Iterator[A
 
 def _promoted(run: LoadedRun, approval: Approval, manifest: str, request: Arrays, mlflow_run_id: str) -> Promoted:
     """Return an approved variant with everything that its documents tell; `request` is a batch by input name."""
-    place, evidence, variant = champion_place(run), run.evidence, approval.variant
+    place, evidence, variant = place_of(run.source.name, run.job.target), run.evidence, approval.variant
     samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
     with open_runner(variant.loaded, variant.session) as runner:
         inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)

@@ -99,14 +99,12 @@ def _with_winner(
     with_rows = not run.job.metric_is_function or np.load(best.accuracy.scores_path, mmap_mode="r").shape[1] == 1
     evidence = run.evidence
     slices, has_clusters = add_samples(members, evidence.confirmation, evidence.evaluation.slices, evidence.clusters)
-    sizes = {point.batch_size for point in run.job.measurement.points}
-    manifest = manifest_of(run, best.variant, best.saturation, sizes)
     return replace(
         record,
         baseline=members.accuracy(baseline, "baseline", with_rows=with_rows),
         baseline_bytes=model_bytes(run.source.onnx_path),
         trial=members.trial(best, with_rows=with_rows),
-        manifest=json.dumps(manifest, indent=1),
+        manifest=json.dumps(manifest_of(run, best.variant, best.saturation), indent=1),
         rows_left_out=not with_rows,
         slices=slices,
         has_clusters=has_clusters,

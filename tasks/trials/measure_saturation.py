@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from tasks.measure.inventory import usable_cores
 from tasks.measure.saturation import Saturations, make_saturations
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.storage.product import Product
 from tasks.trials.materials import prepared_product
-from validators.records.run import SessionSettings, Trial
+from validators.records.run import Trial
 
 
 @step("measure saturation")
@@ -34,13 +33,12 @@ def measure_saturation(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial
         bounds.model_samples,
         run.job.seed,
     )
-    threads = run.job.measurement.points[0].threads or usable_cores()
     make = partial(
         make_saturations,
         variants,
         lambda: run.store.make(prepared)[0],
         run.evidence,
-        SessionSettings.reference(threads, libraries=run.libraries),
+        run.reference_session,
         bounds.model_samples,
         run.job.seed,
     )
