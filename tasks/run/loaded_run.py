@@ -1,4 +1,4 @@
-"""A run once its inputs are loaded: what every step from the baseline on works with."""
+"""A run with its inputs, as all steps take it that follow the loading of the data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from validators.records.run import Inventory, Source
 from validators.samples.evidence import Evidence
 
 
-# Apart from `Run`, which products do not depend on: the samples that makers read are inputs.
+# In a module of its own: cache keys leave out the code of `Run` (`CUTS`), and must cover that of the samples.
 @dataclass(frozen=True, kw_only=True)
 class LoadedRun(Run):
     """A run with its source, its samples and the inventory of its target."""
