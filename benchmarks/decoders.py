@@ -139,7 +139,7 @@ def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
     leader = choice.variant if choice and choice.variant else bench.source
     own, baseline = _speeds(choice.latencies) if choice else ({}, {})
     folder = plan.state / "rivals"
-    model = logged_model(bench.run_inputs.source.uri, folder / "logged")
+    model = logged_model(bench.run.source.uri, folder / "logged")
     trials = tuple(_rival_trial(bench, name, model, folder) for name in RIVALS)
     return {
         "choice": choice and choice.candidate,

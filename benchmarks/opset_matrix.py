@@ -35,9 +35,12 @@ from tasks.engines.tensorrt.build import available
 from tasks.engines.variants import make_variant, session_settings
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_inventory
+from tasks.measure.latency.patience import RunPatience
 from tasks.ptq.build_variant import Materials
 from tasks.run.clock import Clock
 from tasks.run.context import Run
+from tasks.run.footprint import Footprint
+from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from tasks.storage.locks import FolderLocks
 from tasks.storage.store import Store
@@ -48,7 +51,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.job.read_job import parse_job
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, load_samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 from validators.targets import built_in_engines, facts_of
 
 RESULTS = HERE / "results"
@@ -158,14 +161,15 @@ def open_bench(model: str, opset: int, folder: Path) -> Bench:
     for role, rows in halves.items():
         np.savez(folder / f"{role}.npz", label=labels[rows], **{name: array[rows] for name, array in arrays.items()})
     job = parse_job({"source": str(exported), "data": {role: f"{role}.npz" for role in halves}}, base=folder)
-    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    store = Store(folder / "store")
+    run = Run(job, folder, "", store, Clock(), FolderLocks(folder), Footprint(job.budgets, store), RunPatience(0))
     source = resolve_source.fn(run)
     with open_session(source.onnx_path, CPU) as session:
         inputs, output = describe_inputs(session), describe_outputs(session)[0]
     calibration = load_samples(folder / "calibration.npz", inputs, label="label", role="calibration")
     evaluation = load_samples(folder / "evaluation.npz", inputs, label="label", role="evaluation")
     evidence = Evidence(inputs, output, calibration, evaluation, None, None, np.zeros(SAMPLES, bool))
-    materials = materials_of(run, RunInputs(source, evidence), take_inventory("ort-cpu"))
+    materials = materials_of(with_inputs(run, source, evidence, take_inventory("ort-cpu")))
     batch = next(evaluation.batches(SAMPLES))
     settings = session_settings(decode("fp32-fused@ort-cpu"), 1)
     return Bench(

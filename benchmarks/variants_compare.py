@@ -14,7 +14,8 @@ from variants_models import Case
 from flows.quantize import gather_inputs, tried
 from tasks.measure.inventory import usable_cores
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import Run, log, start_run
+from tasks.run.context import log, start_run
+from tasks.run.loaded_run import LoadedRun
 from tasks.trials.judge import judge_trials, rank_passing
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant, measure_baseline
@@ -25,8 +26,7 @@ from validators.errors import CandidateRefused
 from validators.job.job import Job
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy, Coverage, Estimate
-from validators.records.run import Inventory, Refusal, SessionSettings, Trial, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Refusal, SessionSettings, Trial, Variant
 
 # Rivals that pass are timed in few launches first; only the fastest can be the best one, and take turns with the choice.
 FIRST_LAUNCHES, FINALISTS = 2, 3
@@ -35,25 +35,21 @@ FLOAT = "fp32-fused@ort-cpu"
 
 @dataclass(frozen=True)
 class Bench:
-    """A run whose source, samples and baseline are there."""
+    """A loaded run, and the accuracy of its baseline."""
 
-    run: Run
-    run_inputs: RunInputs
-    inventory: Inventory
+    run: LoadedRun
     baseline: Accuracy
 
     @property
     def source(self) -> Variant:
         """The source, in the baseline's engine."""
-        return baseline_variant(self.run, self.run_inputs, self.inventory)
+        return baseline_variant(self.run)
 
     def in_turn(self, first: Variant, second: Variant, launches: int | None = None, point: int = 0) -> Latency:
         """Time both in turn at one of the job's operating points; `speedup` is how many times as fast the second is."""
         measurement = self.run.job.measurement
         latency, _ = latency_of(
             self.run,
-            self.run_inputs,
-            self.inventory,
             first,
             second,
             measurement.points[point],
@@ -95,17 +91,15 @@ def compare(case: Case, folder: Path) -> Shape:
 
 def open_bench(job: Job) -> Bench:
     """Load the source and the samples of a job, and judge the baseline."""
-    run = start_run(job)
-    run_inputs, inventory = gather_inputs(run)
-    return Bench(run, run_inputs, inventory, measure_baseline(run, run_inputs, inventory))
+    run = gather_inputs(start_run(job))
+    return Bench(run, measure_baseline(run))
 
 
 def choose(bench: Bench) -> tuple[Trial | None, list[dict[str, Any]]]:
     """Return the trial that a run would choose, if any passes, and a line of the table for each trial."""
-    steps = (bench.run, bench.run_inputs, bench.inventory, bench.baseline)
-    raced = tried(*steps)
-    trials = judge_trials(bench.run, bench.run_inputs, bench.baseline, raced.trials)
-    trials += recover_trials(*steps, trials).trials
+    raced = tried(bench.run, bench.baseline)
+    trials = judge_trials(bench.run, bench.baseline, raced.trials)
+    trials += recover_trials(bench.run, bench.baseline, trials).trials
     # Of those that the race stopped there are short measurements.
     rows = [row(trial) | {"short_speedup": raced.speeds.short_value(trial.candidate)} for trial in trials]
     return next(iter(rank_passing(bench.run.job, trials)), None), rows
@@ -113,7 +107,7 @@ def choose(bench: Bench) -> tuple[Trial | None, list[dict[str, Any]]]:
 
 def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path) -> Trial:
     """Return a rival's trial up to its accuracy; its file is made once for all shapes."""
-    source = bench.run_inputs.source
+    source = bench.run.source
     calibration = bench.run.job.data.calibration
     assert isinstance(calibration, Path)
     order = Source(source.onnx_path, case.kind, calibration, case.torch_weights)
@@ -129,9 +123,7 @@ def accuracy_trial(bench: Bench, variant: Variant) -> Trial:
     """Return the trial of a rival's file up to its accuracy."""
     name, reference = variant.candidate, Reference(bench.baseline, bench.source)
     try:
-        accuracy, _ = measure_accuracy(
-            bench.run, bench.run_inputs.evidence, bench.inventory, variant, reference, alone=True
-        )
+        accuracy, _ = measure_accuracy(bench.run, variant, reference, alone=True)
     except CandidateRefused as error:
         log.info("%s does not run: %s", name, error.found)
         return Trial(name, outcome="refused", refusal=Refusal(error.kind, error.found))
@@ -145,7 +137,7 @@ def judge_rivals(bench: Bench, rivals: tuple[Trial, ...]) -> tuple[Trial, ...]:
     eased = replace(bench.run, job=bench.run.job.model_copy(update={"gates": gates}))
     # Gates read the precision from the name; those of float candidates ask for no kernels.
     named = tuple(replace(trial, candidate=FLOAT) for trial in rivals)
-    judged = judge_trials(eased, bench.run_inputs, bench.baseline, named)
+    judged = judge_trials(eased, bench.baseline, named)
     return tuple(replace(one, candidate=trial.candidate) for one, trial in zip(judged, rivals, strict=True))
 
 

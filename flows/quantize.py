@@ -30,12 +30,13 @@ from tasks.registry.mlflow_registry import warn_of_local_locks
 from tasks.registry.source_status import SourceOutcome, keep_status
 from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.run.log_redaction import shielded
 from tasks.run.progress_events import LEAVE_OUT, stage
 from tasks.run.settings import hands_to_workers
 from tasks.run.spare_threads import count_spare_threads
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.gather import merge_copies, try_step
 from tasks.trials.judge import judge_trials
 from tasks.trials.make_candidate import make_candidates
 from tasks.trials.measure_latency import measure_latency
@@ -50,8 +51,7 @@ from validators.gates.champion import champion_gates
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.result import Result
-from validators.records.run import Inventory, Trial
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Trial
 
 # Two candidates at a time, with half of the threads each: quantizers compute on one core.
 CANDIDATES_AT_A_TIME = 2
@@ -86,19 +86,16 @@ def quantize(job: Job, promote: bool = True, replace_device: bool = False) -> St
 def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device: bool) -> Result:
     """Do all steps of a run and return its result."""
     job = run.job
-    run_inputs, inventory = gather_inputs(run)
+    run = gather_inputs(run)
     with recorded(run, "run") as record:
         status.run = record
-        findings = judge_evidence(run, run_inputs, inventory, record)
+        findings = judge_evidence(run, record)
         assert findings.calibration is not None
         if findings.calibration.outcome != "refused":
-            findings = judge_candidates(
-                run, run_inputs, findings, promote=promote, replace_device=replace_device, record=record
-            )
-            evaluation = run_inputs.evidence.evaluation.file
-            record_trials(run, record, findings.trials, evaluation, findings.champion)
+            findings = judge_candidates(run, findings, promote=promote, replace_device=replace_device, record=record)
+            record_trials(run, record, findings.trials, run.evidence.evaluation.file, findings.champion)
         if not findings.sealed:
-            sealed(run, run_inputs, findings, record)
+            seal_evidence(run, record, findings)
         findings = replace(findings, footprint=run.footprint.read())
         page = publish_report(run, record, findings, conclude(job, findings, run.clock))
         result = conclude(job, replace(findings, report=page), run.clock)
@@ -114,10 +111,9 @@ def validate(job: Job) -> State[Result]:
     Args:
         job: Only its source and its data are used.
     """
-    run = start_run(job)
-    run_inputs, inventory = gather_inputs(run)
+    run = gather_inputs(start_run(job))
     with recorded(run, "validation") as record:
-        findings = judge_evidence(run, run_inputs, inventory, record)
+        findings = judge_evidence(run, record)
         page = publish_report(run, record, findings, conclude_validation(job, findings, run.clock))
         result = conclude_validation(job, replace(findings, report=page), run.clock)
         close_run(run, record, result, page)
@@ -132,161 +128,123 @@ def suggest_calibration(job: Job, pool: Path, size: int, target: Path) -> Sugges
     return suggest_calibration_data(run, resolve_source(run), pool, size, target)
 
 
-def gather_inputs(run: Run) -> tuple[RunInputs, Inventory]:
-    """Load the source, the inventory of the target, and the samples: steps 1 to 3, first half."""
+def gather_inputs(run: Run) -> LoadedRun:
+    """Return the run with its source, the inventory of the target, and the samples: steps 1 to 3, first half."""
     source = resolve_source(run)
     inventory = without_unsuited_engines(inventory_of_target(run), has_program=source.program is not None)
     for left_out in inventory.absent:
         with stage(LEAVE_OUT, partial(str, left_out.engine)):
             (log.info if left_out.for_source else log.warning)("target %s: %s", run.job.target, left_out)
-    return RunInputs(source, load_data(run, source)), inventory
+    return with_inputs(run, source, load_data(run, source), inventory)
 
 
-def judge_evidence(run: Run, run_inputs: RunInputs, inventory: Inventory, record: str) -> Findings:
+def judge_evidence(run: LoadedRun, record: str) -> Findings:
     """Judge the calibration data before any candidate is built: step 3, second half."""
-    calibration = judge_calibration_data(run, run_inputs)
-    record_evidence(run, record, run_inputs, inventory, calibration)
-    return Findings(source=run_inputs.source, inventory=inventory, calibration=calibration)
+    calibration = judge_calibration_data(run)
+    record_evidence(run, record, calibration)
+    return Findings(source=run.source, inventory=run.inventory, calibration=calibration)
 
 
 def judge_candidates(
-    run: Run, run_inputs: RunInputs, findings: Findings, *, promote: bool, replace_device: bool, record: str
+    run: LoadedRun, findings: Findings, *, promote: bool, replace_device: bool, record: str
 ) -> Findings:
     """Try, judge and recover the candidates beside the baseline; confirm and promote the best: steps 4 to 8."""
-    assert findings.inventory is not None
-    inventory = findings.inventory
-    champion = look_up_champion(run, run_inputs, before_run=True)
+    champion = look_up_champion(run, before_run=True)
     if promote and not replace_device:
-        warn_of_device(inventory, champion)
-    baseline = at_target(BASELINE, run, run_inputs, inventory)
+        warn_of_device(run.inventory, champion)
+    baseline = at_target(BASELINE, run)
 
-    raced = tried(run, run_inputs, inventory, baseline)
-    trials = judge_trials(run, run_inputs, baseline, raced.trials)
-    recovered = at_target(RECOVERY, run, run_inputs, inventory, baseline, trials)
+    raced = tried(run, baseline)
+    trials = judge_trials(run, baseline, raced.trials)
+    recovered = at_target(RECOVERY, run, baseline, trials)
     trials = merge_copies(trials + recovered.trials)
     findings = replace(
         findings,
         baseline=baseline,
-        baseline_bytes=model_bytes(run_inputs.source.onnx_path),
-        copies=run_inputs.evidence.copies,
+        baseline_bytes=model_bytes(run.source.onnx_path),
+        copies=run.evidence.copies,
         trials=trials,
         recovery=recovered.recovery,
         champion_before=champion,
     )
 
-    confirmation = confirmed(run, run_inputs, inventory, baseline, record, trials)
+    confirmation = confirmed(run, baseline, record, trials)
     while confirmation.winner is None and raced.behind and confirmations_left(run.job, confirmation.trials):
-        raced = resumed(run, run_inputs, inventory, baseline, replace(raced, trials=confirmation.trials))
-        confirmation = confirmed(run, run_inputs, inventory, baseline, record, raced.trials)
+        raced = resumed(run, baseline, replace(raced, trials=confirmation.trials))
+        confirmation = confirmed(run, baseline, record, raced.trials)
     findings = replace(findings, trials=confirmation.trials)
     if confirmation.winner is None:
         return findings
-    follow = partial(challenge, run, run_inputs, promote=promote, replace_device=replace_device, record=record)
+    follow = partial(challenge, run, promote=promote, replace_device=replace_device, record=record)
     try:
         return follow(findings, confirmation.winner)
     except ChampionMoved as moved:
         log.info("%s: comparing the winner with the new champion", moved.found)
-    findings = replace(findings, champion_before=look_up_champion(run, run_inputs))
+    findings = replace(findings, champion_before=look_up_champion(run))
     return follow(findings, confirmation.winner)
 
 
-def confirmed(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, record: str, trials: tuple[Trial, ...]
-) -> ConfirmedTrials:
+def confirmed(run: LoadedRun, baseline: Accuracy, record: str, trials: tuple[Trial, ...]) -> ConfirmedTrials:
     """Run the job's own step on passing trials, and confirm the best: step 7, first half."""
-    trials = at_target(OWN_STEP, run, run_inputs, inventory, record, trials)
-    return at_target(CONFIRMATION, run, run_inputs, inventory, baseline, trials)
+    trials = at_target(OWN_STEP, run, record, trials)
+    return at_target(CONFIRMATION, run, baseline, trials)
 
 
 def challenge(
-    run: Run,
-    run_inputs: RunInputs,
-    findings: Findings,
-    winner: Trial,
-    *,
-    promote: bool,
-    replace_device: bool,
-    record: str,
+    run: LoadedRun, findings: Findings, winner: Trial, *, promote: bool, replace_device: bool, record: str
 ) -> Findings:
     """Compare the winner with the champion; promote it if it passes and is approved: steps 7, second half, and 8.
 
     Raises:
         ChampionMoved: the champion changed before the winner could replace it.
     """
-    assert findings.inventory is not None and findings.baseline is not None
-    inventory, champion = findings.inventory, findings.champion_before
+    assert findings.baseline is not None
+    champion = findings.champion_before
     if promote:
-        winner = judge_device(inventory, winner, champion, replace_device=replace_device)
+        winner = judge_device(run.inventory, winner, champion, replace_device=replace_device)
         if winner.outcome != "passed":
             return replace(findings, best=winner)
-    best = at_target(CHAMPION, run, run_inputs, inventory, findings.baseline, winner, champion)
+    best = at_target(CHAMPION, run, findings.baseline, winner, champion)
     findings = replace(findings, best=best)
     if best.outcome != "passed" or not promote or run.job.source_is_file:
         return findings
     assert best.variant is not None
-    said = sign_off(run, run_inputs, record, findings)
+    said = sign_off(run, record, findings)
     findings = replace(findings, sign_off=said)
     if said is not None and said.decision == "rejected":
         return findings
     required = required_gates(run.job, best.candidate) | champion_gates(best.variant.identity, champion)
-    bundle = sealed(run, run_inputs, findings, record, promotes=True)
-    approval = Approval(best, inventory.device_key, required, sign_off=said, evidence=bundle)
-    champion = at_target(PROMOTION, run, run_inputs, inventory, approval, champion, record)
+    bundle = seal_evidence(run, record, findings, promotes=True)
+    approval = Approval(best, run.inventory.device_key, required, sign_off=said, evidence=bundle)
+    champion = at_target(PROMOTION, run, approval, champion, record)
     return replace(findings, champion=champion, sealed=True)
 
 
-def sealed(run: Run, run_inputs: RunInputs, findings: Findings, record: str, *, promotes: bool = False) -> Path:
-    """Seal the evidence of the run: step 8, first half; of one that promotes nothing, its end."""
-    assert findings.inventory is not None and findings.calibration is not None
-    return seal_evidence(
-        run,
-        run_inputs,
-        findings.inventory,
-        findings.calibration,
-        record,
-        baseline=findings.baseline,
-        best=findings.best,
-        champion=findings.champion_before,
-        sign_off=findings.sign_off,
-        promotes=promotes,
-    )
-
-
-def tried(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> Raced:
+def tried(run: LoadedRun, baseline: Accuracy) -> Raced:
     """Make, check and time the candidates, in this process or on the workers of their targets: step 5."""
     if hands_to_workers():
         if run.job.search == "race":
             log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
-        raced = Raced(merge_copies(try_candidates(run, inventory, baseline)))
+        raced = Raced(merge_copies(try_candidates(run, baseline)))
     elif run.job.search == "race":
-        raced = race(run, run_inputs, inventory, baseline)
+        raced = race(run, baseline)
     else:
-        names = run.job.candidates_without(inventory.absent)
-        raced = Raced(merge_copies(make_candidates(run, run_inputs, inventory, baseline, names)))
-    trials = measure_saturation(run, run_inputs, inventory, raced.trials)
+        names = run.job.candidates_without(run.inventory.absent)
+        raced = Raced(merge_copies(make_candidates(run, baseline, names)))
+    trials = measure_saturation(run, raced.trials)
     if not hands_to_workers() and run.job.search == "all":
-        trials = measured(run, run_inputs, inventory, trials)
-    return replace(raced, trials=at_target(BESIDE_FP16, run, run_inputs, inventory, trials))
+        # One after the other: nothing else of the run computes meanwhile.
+        trials = tuple(try_step(trial.candidate, measure_latency, run, trial) for trial in trials)
+    return replace(raced, trials=at_target(BESIDE_FP16, run, trials))
 
 
-def resumed(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced) -> Raced:
+def resumed(run: LoadedRun, baseline: Accuracy, raced: Raced) -> Raced:
     """Race on with those that were stopped behind a leader who did not win: step 5 again, for them alone."""
-    again = resume(run, run_inputs, inventory, baseline, raced)
-    trials = at_target(BESIDE_FP16, run, run_inputs, inventory, again.trials)
+    again = resume(run, baseline, raced)
+    trials = at_target(BESIDE_FP16, run, again.trials)
     behind = tuple(trial for trial in trials if trial.candidate in raced.behind)
-    judged = {trial.candidate: trial for trial in judge_trials(run, run_inputs, baseline, behind)}
+    judged = {trial.candidate: trial for trial in judge_trials(run, baseline, behind)}
     return replace(again, trials=tuple(judged.get(trial.candidate, trial) for trial in trials))
-
-
-def measured(run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """Measure the latency of every trial, one after the other: nothing else of the run computes meanwhile."""
-    return tuple(
-        trial_of(
-            trial.candidate,
-            measure_latency(run, run_inputs, inventory, trial, return_state=True).result(raise_on_failure=False),
-        )
-        for trial in trials
-    )
 
 
 def state_of(result: Result) -> State[Result]:

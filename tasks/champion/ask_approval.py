@@ -13,18 +13,18 @@ from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import ConfigDict, Field
 
-from tasks.champion.promote import champion_place
 from tasks.records.publish_report import write_report
 from tasks.records.result_document import Findings, conclude_awaiting
 from tasks.records.run_record import record_awaiting
+from tasks.registry.champion_slot import place_of
 from tasks.reporting.markdown import question_markdown, verdict_markdown
 from tasks.run.context import Run, log
+from tasks.run.loaded_run import LoadedRun
 from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
 from validators.records.run import Champion, Variant, device_class
 from validators.records.verdicts import SignOff
-from validators.samples.run_inputs import RunInputs
 
 DEPLOYMENT = "quantize/on-demand"
 # Label of the flow run, so that listing waiting runs need not read artifacts.
@@ -62,7 +62,7 @@ def check_approval(run: Run) -> None:
         )
 
 
-def sign_off(run: Run, run_inputs: RunInputs, record: str, findings: Findings) -> SignOff | None:
+def sign_off(run: LoadedRun, record: str, findings: Findings) -> SignOff | None:
     """Return the answer about the winner; None if no approval is required, or the winner is the champion already.
 
     The first call for a winner and a champion does not return: it suspends the flow run and ends the process. The flow run
@@ -76,7 +76,7 @@ def sign_off(run: Run, run_inputs: RunInputs, record: str, findings: Findings) -
     question = question_key(variant.identity, champion)
     said = _answer(question, variant, champion)
     if said is None:
-        _ask(run, run_inputs, record, findings, question)
+        _ask(run, record, findings, question)
         raise AssertionError("the flow run goes on without an answer")
     log.info("%s: %s", best.candidate, said)
     return said
@@ -111,18 +111,17 @@ def _answer(question: str, variant: Variant, champion: Champion | None) -> SignO
     )
 
 
-def _question(run: Run, run_inputs: RunInputs, findings: Findings, result: Result, address: str | None) -> str:
+def _question(run: LoadedRun, findings: Findings, result: Result, address: str | None) -> str:
     best, champion = findings.best, findings.champion_before
     assert best is not None and best.variant is not None
-    place = champion_place(run, run_inputs)
+    place = place_of(run.source.name, run.job.target)
     replaces = str(champion) if champion else "nothing: it would be the first"
-    assert findings.inventory is not None
-    if champion and champion.device and device_class(champion.device) != device_class(findings.inventory.device_key):
+    if champion and champion.device and device_class(champion.device) != device_class(run.inventory.device_key):
         replaces += f", which was approved on another device: {device_class(champion.device)}"
     return question_markdown(result, best.variant.digest, f"{place.name}@{place.alias}", replaces, address)
 
 
-def _ask(run: Run, run_inputs: RunInputs, record: str, findings: Findings, question: str) -> None:
+def _ask(run: LoadedRun, record: str, findings: Findings, question: str) -> None:
     """Publish the question with the report, and suspend the flow run."""
     assert findings.best is not None
     seconds = max(1, round(run.job.approval.expires_hours * 3600))
@@ -130,7 +129,7 @@ def _ask(run: Run, run_inputs: RunInputs, record: str, findings: Findings, quest
     result = conclude_awaiting(run.job, findings, run.clock, until)
     page = write_report(run, record, findings, result)
     address = record_awaiting(run, record, result, page)
-    text = _question(run, run_inputs, findings, result, address)
+    text = _question(run, findings, result, address)
     create_markdown_artifact(
         f"{text}\n{verdict_markdown(result)}", key="approval", description=as_markdown(result.reason)
     )

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from prefect.runtime import flow_run
 
 from tasks.champion.fetch_champion import fetch_champion
-from tasks.champion.promote import find_champion
+from tasks.champion.reconcile import reconcile
 from tasks.measure.inventory import this_processor
 from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.champion_slot import champion_at, place_of
+from tasks.registry.mlflow_registry import connect
 from tasks.run.context import Run, log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.trials.build_engine import with_engine
 from tasks.trials.judge_on_samples import JudgedData, judge_beside
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_latency import latency_of, with_threads
-from validators.errors import CandidateRefused, InfrastructureError, LibraryUnnamed, VersionUnsound
+from validators.errors import CandidateRefused, InfrastructureError, LibraryUnnamed, LockTaken, VersionUnsound
 from validators.gates.champion import judge_broken_champion, judge_champion_device, judge_unmeasured_champion
 from validators.gates.verdict_rules import overall
 from validators.processors import Processor
@@ -28,23 +32,28 @@ from validators.records.libraries import Libraries
 from validators.records.measurements import Accuracy
 from validators.records.run import AbsentEngine, Champion, ChampionFigures, Inventory, SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
-from validators.samples.run_inputs import RunInputs
 from validators.targets import facts_of_provider
 
 _UNMEASURED = "to replace it unmeasured, remove its alias first"
 
 
 @step("look up champion")
-def look_up_champion(run: Run, run_inputs: RunInputs, *, before_run: bool = False) -> Champion | None:
+def look_up_champion(run: LoadedRun, *, before_run: bool = False) -> Champion | None:
     """Return the present champion of the source's model on the job's target; None for a source that is a file.
 
-    With `before_run` it is the champion before this flow run. A retry after a promotion then decides as the attempt before
-    it did, with the same evidence, and finds its promotion done.
+    A killed promotion is repaired first, unless one is in progress. With `before_run` it is the champion before this flow run.
+    A retry after a promotion then decides as the attempt before it did, with the same evidence, and finds its promotion done.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
     """
     if run.job.source_is_file:
         return None
-    with run.clock.work("look up champion"):
-        champion = find_champion(run, run_inputs, flow_run.get_id() if before_run else None)
+    place = place_of(run.source.name, run.job.target)
+    with run.clock.work("look up champion"), connect(run.tracking_uri) as client:
+        with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
+            reconcile(client, place)
+        champion = champion_at(client, place, flow_run.get_id() if before_run else None)
     log.info("champion: %s", champion or "none yet")
     return champion
 
@@ -83,9 +92,7 @@ def warn_of_device(inventory: Inventory, champion: Champion | None) -> None:
 
 
 @step("compare with champion")
-def compare_with_champion(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, best: Trial, champion: Champion | None
-) -> Trial:
+def compare_with_champion(run: LoadedRun, baseline: Accuracy, best: Trial, champion: Champion | None) -> Trial:
     """Return the best trial with the verdict against the champion; unchanged if it is the champion or there is none.
 
     Both run on this machine with the job's thread count, whatever the champion was approved with. A champion whose files do not
@@ -94,17 +101,17 @@ def compare_with_champion(
     assert best.variant is not None and best.accuracy is not None
     if champion is None or champion.identity == best.variant.identity:
         return best
-    if absent := _absent_engine(inventory, champion):
+    if absent := _absent_engine(run.inventory, champion):
         return _unmeasured(best, champion, f"it runs in an engine that is not here: {absent}")
     if not champion.digest:
         return _unmeasured(best, champion, _UNMEASURED)
     with run.clock.work("compare with champion"), run.time_for_winner():
         try:
             holder, variant = contestants(run, champion, best.variant)
-            holder = with_engine(run, run_inputs, inventory, holder)
-            reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
-            accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, holder, reference)
-            latency, _ = latency_of(run, run_inputs, inventory, holder, variant, run.job.measurement.points[0])
+            holder = with_engine(run, holder)
+            reference = Reference(baseline, baseline_variant(run))
+            accuracy, _ = measure_accuracy(run, holder, reference)
+            latency, _ = latency_of(run, holder, variant, run.job.measurement.points[0])
         except (VersionUnsound, LibraryUnnamed) as error:
             return _unmeasured(best, champion, f"{error.found}; {_UNMEASURED}")
         except CandidateRefused as error:
@@ -115,9 +122,9 @@ def compare_with_champion(
             log.warning("%s", verdict.reason)
             return _with_verdict(best, verdict)
         figures = ChampionFigures(champion.version, champion.source_digest, holder.size_bytes, accuracy, latency)
-        evidence = run_inputs.evidence
+        evidence = run.evidence
         judged_data = JudgedData(run.job, baseline, 0, evidence.confirmation, {}, clusters=evidence.clusters)
-        verdict = judge_beside(judged_data, best, figures, run_inputs.source.digest)
+        verdict = judge_beside(judged_data, best, figures, run.source.digest)
     log.info("beside champion version %s: %s %s", champion.version, verdict.outcome, verdict.reason)
     return replace(_with_verdict(best, verdict), beside_champion=figures)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import onnx
 
 from tasks.registry.champion_slot import EVIDENCE_DIGEST, IDENTITY, TAG
-from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.runtimes.decoder_session import PRESENT
 from tasks.runtimes.libraries import describe_library
 from validators.digests import digest_file, digest_text
@@ -23,7 +22,6 @@ from validators.records.measurements import Saturation
 from validators.records.run import Inventory, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec
-from validators.samples.run_inputs import RunInputs
 from validators.targets import facts_of_provider
 
 FORMAT = 2
@@ -69,13 +67,7 @@ def hardware_of(inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def manifest_of(
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    variant: Variant,
-    saturation: Saturation | None,
-    batch_sizes: Collection[int] = (),
-) -> dict[str, Any]:
+def manifest_of(run: LoadedRun, variant: Variant, saturation: Saturation | None) -> dict[str, Any]:
     """Return the manifest that consumers check and load from: digests, session settings, and the device of the approval.
 
     `format` is the version of the keys. Format 1 has no key `format`, nor `hardware` and `batch_sizes` (the sizes at which
@@ -87,26 +79,26 @@ def manifest_of(
     """
     engine = variant.engine.manifest if variant.engine else None
     facts = facts_of_provider(variant.session.provider)
-    runtime = engine.runtime if engine else _runtime_of(inventory, variant)
+    runtime = engine.runtime if engine else _runtime_of(run.inventory, variant)
     return {
         "format": FORMAT,
         "candidate": variant.candidate,
-        "source_digest": run_inputs.source.digest,
+        "source_digest": run.source.digest,
         "files": {path.name: digest_file(path) for path in _artifact_files(variant)},
         "session": variant.session.described,
         "libraries": [describe_library(library) for library in variant.session.libraries],
-        "inputs": {spec.name: spec.dtype for spec in run_inputs.evidence.model_inputs},
-        "outputs": [value.name for value in _outputs(run_inputs.source.onnx_path)],
+        "inputs": {spec.name: spec.dtype for spec in run.evidence.model_inputs},
+        "outputs": [value.name for value in _outputs(run.source.onnx_path)],
         "runtime": runtime,
-        "runtime_version": engine.runtime_version if engine else _public(inventory.runtimes[runtime]),
+        "runtime_version": engine.runtime_version if engine else _public(run.inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
         "loader": f"{facts.package}.model",
         "artifact": variant.path.name,
         "compiled": facts.compiles,
-        "device": inventory.device_key,
-        "hardware": hardware_of(inventory),
+        "device": run.inventory.device_key,
+        "hardware": hardware_of(run.inventory),
         "saturates_without": list(variant.saturates_without),
-        "batch_sizes": sorted(batch_sizes),
+        "batch_sizes": sorted({point.batch_size for point in run.job.measurement.points}),
         "ranges": {
             tensor.tensor: {"low": tensor.low, "high": tensor.high, "share_outside": tensor.share}
             for tensor in (saturation.tensors if saturation else ())
@@ -164,27 +156,25 @@ def signature_of(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
     return ModelSignature(inputs=schemas[0], outputs=schemas[1])
 
 
-def lineage_of(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, approval: Approval, mlflow_run_id: str, manifest: str
-) -> dict[str, str]:
+def lineage_of(run: LoadedRun, approval: Approval, mlflow_run_id: str, manifest: str) -> dict[str, str]:
     """Return the tags of the version: its sources, its device and runtimes, and every verdict with its evidence."""
     winner = approval.trial
     assert winner.accuracy and winner.latency and winner.coverage
     facts = {
-        "source_uri": run_inputs.source.uri,
-        "source_name": run_inputs.source.name,
-        "source_version": run_inputs.source.version or "",
-        "source_digest": run_inputs.source.digest,
+        "source_uri": run.source.uri,
+        "source_name": run.source.name,
+        "source_version": run.source.version or "",
+        "source_digest": run.source.digest,
         "variant_digest": approval.variant.digest,
         "manifest_digest": digest_text(manifest),
-        "calibration_uri": run_inputs.evidence.calibration.file.uri or "",
-        "calibration_digest": run_inputs.evidence.calibration.file.digest,
-        "evaluation_uri": run_inputs.evidence.evaluation.file.uri or "",
-        "evaluation_digest": run_inputs.evidence.evaluation.file.digest,
+        "calibration_uri": run.evidence.calibration.file.uri or "",
+        "calibration_digest": run.evidence.calibration.file.digest,
+        "evaluation_uri": run.evidence.evaluation.file.uri or "",
+        "evaluation_digest": run.evidence.evaluation.file.digest,
         "candidate": winner.candidate,
         "target": run.job.target,
-        "device": inventory.device_key,
-        "runtimes": ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items()),
+        "device": run.inventory.device_key,
+        "runtimes": ", ".join(f"{name} {version}" for name, version in run.inventory.runtimes.items()),
         "metric": f"{winner.accuracy.metric} {winner.accuracy.value:.6g}",
         "metric_drop_upper": f"{winner.drop.high:.6g}" if winner.drop else "",
         "speedup_p50": f"{winner.latency.speedup.value:.4g}",

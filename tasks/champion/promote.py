@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,25 +18,23 @@ from prefect.runtime import flow_run
 from tasks.champion.manifest import lineage_of, manifest_of, runtime_requirements, signature_of, variant_folder
 from tasks.champion.promote_version import ApprovedVariant, promote_version
 from tasks.champion.readback import check_answer
-from tasks.champion.reconcile import reconcile
 from tasks.measure.request import request_of
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.run_record import run_address
-from tasks.registry.champion_slot import ChampionSlot, champion_at, former_champions, place_of
+from tasks.registry.champion_slot import former_champions, place_of
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.runtimes.runner import open_runner
 from tasks.serving import bom
 from tasks.serving.card import model_card
 from tasks.serving.promoted import Promoted
 from tasks.serving.readme import version_readme
-from validators.errors import LockTaken
 from validators.gates.approval import Approval, NotApproved
 from validators.records.journal import now
-from validators.records.run import Champion, Inventory, Variant
+from validators.records.run import Champion, Variant
 from validators.samples.datasets import Arrays
-from validators.samples.run_inputs import RunInputs
 from validators.targets import facts_of_provider
 
 CONSUMER = Path(__file__).with_name("consumer") / "consumer.py"
@@ -46,35 +44,8 @@ READ_BACK_SAMPLES = 8
 EVIDENCE_PACKAGE = Path(__file__).with_name("signed_evidence")
 
 
-def champion_place(run: Run, run_inputs: RunInputs) -> ChampionSlot:
-    """Return the place in the registry of the source's variants and of its champion on the job's target."""
-    return place_of(run_inputs.source.name, run.job.target)
-
-
-def find_champion(run: Run, run_inputs: RunInputs, before_flow_run: str | None = None) -> Champion | None:
-    """Return the present champion, or None. A killed promotion is repaired first, unless one is in progress.
-
-    If the flow run `before_flow_run` promoted the champion, the one before it is returned.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
-    place = champion_place(run, run_inputs)
-    with connect(run.tracking_uri) as client:
-        with suppress(LockTaken), run.locks.hold(place.lock, wait_seconds=0):
-            reconcile(client, place)
-        return champion_at(client, place, before_flow_run)
-
-
 @step("promote")
-def promote(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    approval: Approval,
-    champion: Champion | None,
-    mlflow_run_id: str,
-) -> Champion:
+def promote(run: LoadedRun, approval: Approval, champion: Champion | None, mlflow_run_id: str) -> Champion:
     """Register the approved variant, check that it loads and answers as the judged artifact, and move the alias to it.
 
     `champion` is the champion that the variant was compared with. If the variant is the champion already, nothing is
@@ -86,13 +57,13 @@ def promote(
         InfrastructureError: the registry does not answer, the registered version does not answer as the variant did, or the
             variant was rolled back meanwhile. The alias then keeps its former version.
     """
-    if approval.device_key != inventory.device_key:
-        raise NotApproved(f"approved on {approval.device_key}, and here is {inventory.device_key}")
-    place, variant = champion_place(run, run_inputs), approval.variant
+    if approval.device_key != run.inventory.device_key:
+        raise NotApproved(f"approved on {approval.device_key}, and here is {run.inventory.device_key}")
+    place, variant = place_of(run.source.name, run.job.target), approval.variant
     with (
         run.clock.work("promote"),
         connect(run.tracking_uri) as client,
-        _offer(run, run_inputs, inventory, approval, mlflow_run_id) as offer,
+        _offer(run, approval, mlflow_run_id) as offer,
     ):
         before = champion.version if champion else None
         version = promote_version(client, run.locks, place, offer, judged_against=before, flow_run=flow_run.get_id())
@@ -103,30 +74,27 @@ def promote(
         version,
         place.alias,
         variant.digest,
-        run_inputs.source.digest,
+        run.source.digest,
         variant.candidate,
         previous=before,
-        device=inventory.device_key,
+        device=run.inventory.device_key,
         identity=variant.identity,
     )
 
 
 @contextmanager
-def _offer(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, approval: Approval, mlflow_run_id: str
-) -> Iterator[ApprovedVariant]:
+def _offer(run: LoadedRun, approval: Approval, mlflow_run_id: str) -> Iterator[ApprovedVariant]:
     """Prepare the offer of the approved variant, whose files lie in a temporary folder during the block."""
     variant = approval.variant
     point = run.job.measurement.points[0]
     count = math.ceil(READ_BACK_SAMPLES / point.batch_size)
-    rows = np.resize(np.arange(len(run_inputs.evidence.evaluation)), (count, point.batch_size))
-    requests = [request_of(run_inputs.evidence, point, one) for one in rows]
-    sizes = {point.batch_size for point in run.job.measurement.points}
-    manifest = json.dumps(manifest_of(run_inputs, inventory, variant, approval.trial.saturation, sizes), indent=1)
+    rows = np.resize(np.arange(len(run.evidence.evaluation)), (count, point.batch_size))
+    requests = [request_of(run.evidence, point, one) for one in rows]
+    manifest = json.dumps(manifest_of(run, variant, approval.trial.saturation), indent=1)
 
     @cache
     def promoted() -> Promoted:
-        return _promoted(run, run_inputs, inventory, approval, manifest, requests[0], mlflow_run_id)
+        return _promoted(run, approval, manifest, requests[0], mlflow_run_id)
 
     @cache
     def judged() -> list[Arrays]:
@@ -134,24 +102,16 @@ def _offer(
 
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         yield ApprovedVariant(
-            tags=lineage_of(run, run_inputs, inventory, approval, mlflow_run_id, manifest),
+            tags=lineage_of(run, approval, mlflow_run_id, manifest),
             upload=lambda: _upload(promoted(), manifest, Path(folder)),
             check=lambda uri: check_answer(uri, requests, judged(), variant.candidate),
             describe=lambda: model_card(promoted()),
         )
 
 
-def _promoted(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    approval: Approval,
-    manifest: str,
-    request: Arrays,
-    mlflow_run_id: str,
-) -> Promoted:
+def _promoted(run: LoadedRun, approval: Approval, manifest: str, request: Arrays, mlflow_run_id: str) -> Promoted:
     """Return an approved variant with everything that its documents tell; `request` is a batch by input name."""
-    place, evidence, variant = champion_place(run, run_inputs), run_inputs.evidence, approval.variant
+    place, evidence, variant = place_of(run.source.name, run.job.target), run.evidence, approval.variant
     samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
     with open_runner(variant.loaded, variant.session) as runner:
         inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)
@@ -159,10 +119,10 @@ def _promoted(
         before = former_champions(client, place)
     return Promoted(
         uri=place.uri(place.alias),
-        source=run_inputs.source,
-        source_bytes=model_bytes(run_inputs.source.onnx_path),
+        source=run.source,
+        source_bytes=model_bytes(run.source.onnx_path),
         data={role: one.file for role, one in samples.items() if one is not None},
-        inventory=inventory,
+        inventory=run.inventory,
         job=run.job,
         approval=approval,
         manifest=json.loads(manifest),

@@ -18,9 +18,11 @@ from tasks.champion.signed_evidence.archive import write_archive
 from tasks.champion.signed_evidence.check import FORMAT
 from tasks.champion.signed_evidence.envelope import STATEMENT
 from tasks.ptq.graph.edits import model_bytes
+from tasks.records.result_document import Findings
 from tasks.registry.champion_slot import place_of
 from tasks.registry.mlflow_registry import connect, registry_call
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.storage.product import Product
 from validators.digests import digest_text
@@ -33,9 +35,7 @@ from validators.records.bundle import (
     PromotionDecision,
 )
 from validators.records.measurements import Accuracy
-from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Trial
-from validators.records.verdicts import SignOff
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import DataFile, Trial
 from validators.source_code import OURS
 
 # Versions that may change a figure by rounding.
@@ -43,45 +43,35 @@ _COMPUTING = ("numpy", "scipy")
 
 
 @step("seal the evidence")
-def seal_evidence(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    calibration: CalibrationVerdict,
-    mlflow_run_id: str,
-    *,
-    baseline: Accuracy | None = None,
-    best: Trial | None = None,
-    champion: Champion | None = None,
-    sign_off: SignOff | None = None,
-    promotes: bool = False,
-) -> Path:
+def seal_evidence(run: LoadedRun, mlflow_run_id: str, findings: Findings, *, promotes: bool = False) -> Path:
     """Write the bundle of a run, upload it to its MLflow run, and return the file in the store.
 
-    `best` is the winner, or the best that was compared with the `champion`; `promotes` if it is to be promoted, with the
-    `sign_off` of a person if the job asks for one. Without a key in the environment the bundle is unsigned.
+    `promotes` is True if the best trial of the findings is to be promoted. Without a key in the environment the bundle is
+    unsigned.
 
     Raises:
         JobError: the signing key cannot be read, or the signing command fails.
         InfrastructureError: MLflow does not answer.
     """
+    assert findings.calibration is not None
+    baseline, best = findings.baseline, findings.best
     with run.clock.work("seal the evidence"):
         signer, members = signer_here(), Members()
-        evidence = run_inputs.evidence
+        evidence = run.evidence
         record = EvidenceRecord(
             format=FORMAT,
-            decision=_decision(run, run_inputs, best, champion, sign_off, promotes=promotes),
-            job=run.job.as_run(run_inputs.source.name, run_inputs.source.version, inventory.absent),
-            source=run_inputs.source,
+            decision=_decision(run, findings, promotes=promotes),
+            job=run.job.as_run(run.source.name, run.source.version, run.inventory.absent),
+            source=run.source,
             data={"calibration": _data(evidence.calibration.file), "evaluation": _data(evidence.evaluation.file)},
-            inventory=inventory,
+            inventory=run.inventory,
             code=_code(),
-            calibration=calibration,
+            calibration=findings.calibration,
             run_id=mlflow_run_id,
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if best is not None and baseline is not None and best.variant and best.accuracy:
-            record = _with_winner(run, run_inputs, inventory, members, record, baseline, best)
+            record = _with_winner(run, members, record, baseline, best)
         content = sealed_members(members, record, signer)
         # A retry of the run gets the bundle of the first attempt, so that promotion resumes a version that has it.
         # The statement names every other member with its digest.
@@ -101,48 +91,33 @@ def _of_any_attempt(record: EvidenceRecord) -> EvidenceRecord:
 
 
 def _with_winner(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    members: Members,
-    record: EvidenceRecord,
-    baseline: Accuracy,
-    best: Trial,
+    run: LoadedRun, members: Members, record: EvidenceRecord, baseline: Accuracy, best: Trial
 ) -> EvidenceRecord:
     """Return the record with the winner's figures, whose files are added to the members."""
     assert best.variant and best.accuracy
     # Rows of a function that returns one number are the outputs and labels themselves.
     with_rows = not run.job.metric_is_function or np.load(best.accuracy.scores_path, mmap_mode="r").shape[1] == 1
-    evidence = run_inputs.evidence
+    evidence = run.evidence
     slices, has_clusters = add_samples(members, evidence.confirmation, evidence.evaluation.slices, evidence.clusters)
-    sizes = {point.batch_size for point in run.job.measurement.points}
-    manifest = manifest_of(run_inputs, inventory, best.variant, best.saturation, sizes)
     return replace(
         record,
         baseline=members.accuracy(baseline, "baseline", with_rows=with_rows),
-        baseline_bytes=model_bytes(run_inputs.source.onnx_path),
+        baseline_bytes=model_bytes(run.source.onnx_path),
         trial=members.trial(best, with_rows=with_rows),
-        manifest=json.dumps(manifest, indent=1),
+        manifest=json.dumps(manifest_of(run, best.variant, best.saturation), indent=1),
         rows_left_out=not with_rows,
         slices=slices,
         has_clusters=has_clusters,
     )
 
 
-def _decision(
-    run: Run,
-    run_inputs: RunInputs,
-    best: Trial | None,
-    champion: Champion | None,
-    sign_off: SignOff | None,
-    *,
-    promotes: bool,
-) -> PromotionDecision:
+def _decision(run: LoadedRun, findings: Findings, *, promotes: bool) -> PromotionDecision:
     """Return the decision; a champion that is the same artifact stays, and nothing is promoted."""
-    place, variant = place_of(run_inputs.source.name, run.job.target), best.variant if best else None
+    best, champion = findings.best, findings.champion_before
+    place, variant = place_of(run.source.name, run.job.target), best.variant if best else None
     stays = champion is not None and variant is not None and not champion_gates(variant.identity, champion)
     replaces = None if champion is None or stays else champion.version
-    return PromotionDecision(promotes and not stays, place.name, place.target, replaces, sign_off)
+    return PromotionDecision(promotes and not stays, place.name, place.target, replaces, findings.sign_off)
 
 
 def _data(file: DataFile) -> DataFacts:

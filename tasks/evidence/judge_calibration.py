@@ -11,7 +11,8 @@ from prefect.artifacts import create_link_artifact
 from tasks.evidence.sequences import one_call_each
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.storage.product import Product
 from validators.calibration.judge import judge_calibration
@@ -19,22 +20,21 @@ from validators.calibration.model_view import ModelView
 from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
 from validators.records.run import CalibrationVerdict
-from validators.samples.run_inputs import RunInputs
 
 
 @step("judge calibration data")
-def judge_calibration_data(run: Run, run_inputs: RunInputs) -> CalibrationVerdict:
+def judge_calibration_data(run: LoadedRun) -> CalibrationVerdict:
     """Return the verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
 
     Raises:
         DataError: the source fails on the samples.
         JobError: `calibration.representation` is no tensor of the source.
     """
-    job, evidence = run.job, run_inputs.evidence
+    job, evidence = run.job, run.evidence
     files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
     inputs = (
         [samples.file.digest for samples in files],
-        run_inputs.source.digest,
+        run.source.digest,
         evidence.output.name,
         job.data.label,
         job.data.slices,
@@ -44,9 +44,7 @@ def judge_calibration_data(run: Run, run_inputs: RunInputs) -> CalibrationVerdic
         [asdict(spec) for spec in evidence.inputs],
     )
     with run.clock.work("judge calibration data"):
-        verdict, _ = run.store.make(
-            Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run, run_inputs))
-        )
+        verdict, _ = run.store.make(Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run)))
     create_link_artifact(
         verdict.page.as_uri(),
         key="calibration-data",
@@ -61,9 +59,9 @@ def judge_calibration_data(run: Run, run_inputs: RunInputs) -> CalibrationVerdic
     return verdict
 
 
-def _judge(run: Run, run_inputs: RunInputs, folder: Path) -> CalibrationVerdict:
-    evidence = run_inputs.evidence
-    view = _view(run, run_inputs) if run.job.calibration.model_samples else None
+def _judge(run: LoadedRun, folder: Path) -> CalibrationVerdict:
+    evidence = run.evidence
+    view = _view(run) if run.job.calibration.model_samples else None
     return judge_calibration(
         one_call_each(evidence.calibration),
         one_call_each(evidence.evaluation),
@@ -75,13 +73,13 @@ def _judge(run: Run, run_inputs: RunInputs, folder: Path) -> CalibrationVerdict:
     )
 
 
-def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
+def _view(run: LoadedRun) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
-    job, evidence = run.job, run_inputs.evidence
+    job, evidence = run.job, run.evidence
     calibration, reference = one_call_each(evidence.calibration), one_call_each(evidence.reference)
     try:
         with open_tapped(
-            run_inputs.source.onnx_path,
+            run.source.onnx_path,
             run.reference_session,
             lambda graph: find_taps(graph, evidence.output.name, job.calibration.representation),
         ) as watch:
@@ -95,7 +93,7 @@ def _view(run: Run, run_inputs: RunInputs) -> ModelView | None:
             )
     except CandidateRefused as error:
         raise DataError(
-            found=f"{run_inputs.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
+            found=f"{run.source.uri} fails on samples of {calibration.file.path.name} or {reference.file.path.name}: "
             f"{error.found}",
             expected="samples that the model runs on",
             fix="check the values (a token beyond the vocabulary, an axis of another size), or set "

@@ -34,9 +34,9 @@ from validators.records.run import SessionSettings, Source
 from validators.samples.confirmation_split import cluster_samples, confirmation_mask
 from validators.samples.data_advice import yaml_line
 from validators.samples.datasets import Feed, Samples, TensorSpec, check_calibration_labels, check_evaluation
+from validators.samples.evidence import Evidence
 from validators.samples.feeds import Feeds, feeds_of
 from validators.samples.labels import LabelSpec
-from validators.samples.run_inputs import Evidence
 from validators.targets import facts_of
 from validators.untrusted.s3_uris import S3Uri
 

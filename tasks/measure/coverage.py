@@ -16,7 +16,7 @@ from validators.job.candidate_name import decode
 from validators.job.job_measurement import OperatingPoint
 from validators.records.measurements import Coverage, KernelProfile
 from validators.records.run import Variant
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 from validators.targets import facts_of
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from validators.samples.datasets import Arrays, Feed
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 if TYPE_CHECKING:
     from validators.job.job_measurement import OperatingPoint

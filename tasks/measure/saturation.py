@@ -16,7 +16,7 @@ from validators.calibration.model_view import draw_rows, usable_rows
 from validators.errors import CandidateRefused
 from validators.records.measurements import Saturation, worst_first
 from validators.records.run import SessionSettings, Variant
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 log = logging.getLogger("quantgate")
 FixedRanges = dict[str, tuple[float, float]]

@@ -28,14 +28,15 @@ from tasks.registry.mlflow_runs import (
 )
 from tasks.reporting.page import job_yaml
 from tasks.run.context import Run, log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import pages_address
 from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
 from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
 from validators.records.result import Result
-from validators.records.run import CalibrationVerdict, Champion, DataFile, Inventory, Trial
+from validators.records.run import CalibrationVerdict, Champion, DataFile, Trial
 from validators.samples.datasets import Samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -106,21 +107,19 @@ def open_run(run: Run, kind: str) -> str:
 
 
 @step("record in MLflow")
-def record_evidence(
-    run: Run, run_id: str, run_inputs: RunInputs, inventory: Inventory, calibration: CalibrationVerdict
-) -> None:
+def record_evidence(run: LoadedRun, run_id: str, calibration: CalibrationVerdict) -> None:
     """Record the run's inputs: data sets, the confirmation samples, source and inventory as tags, the calibration page."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
-        registry_call(client.log_inputs, run_id, datasets=_datasets(run_inputs.evidence))
+        registry_call(client.log_inputs, run_id, datasets=_datasets(run.evidence))
         facts = {
-            "source_uri": run_inputs.source.uri,
-            "source_digest": run_inputs.source.digest,
-            "parity_max_abs": str(run_inputs.source.parity_max_abs),
-            "device": inventory.device_key,
-            "runtimes": json.dumps(inventory.runtimes),
+            "source_uri": run.source.uri,
+            "source_digest": run.source.digest,
+            "parity_max_abs": str(run.source.parity_max_abs),
+            "device": run.inventory.device_key,
+            "runtimes": json.dumps(run.inventory.runtimes),
         }
-        facts["evaluation_digest"] = run_inputs.evidence.evaluation.file.digest
-        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, run_inputs.evidence.evaluation))
+        facts["evaluation_digest"] = run.evidence.evaluation.file.digest
+        facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, run.evidence.evaluation))
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
         registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
@@ -129,7 +128,7 @@ def record_evidence(
         registry_call(client.log_batch, run_id, metrics=as_metrics(figures), tags=as_tags(failed))
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
             rows = Path(folder, PurePosixPath(CONFIRMATION_ROWS).name)
-            np.save(rows, run_inputs.evidence.confirmation)
+            np.save(rows, run.evidence.confirmation)
             registry_call(client.log_artifact, run_id, str(rows), str(PurePosixPath(CONFIRMATION_ROWS).parent))
         # Only the page and its ranges: MLflow's preview cannot load the other files beside the page in the store.
         for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):

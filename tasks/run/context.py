@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +36,7 @@ CANDIDATES_SHARE, WINNER_SHARE = 0.8, 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """The job with the paths, store, clock and locks of this run.
+    """The job with the paths, store, clock, locks, footprint and patience of this run.
 
     Latency is measured with `timed_threads`, where the job does not say with how many; 0: those of the session.
     """
@@ -47,17 +47,10 @@ class Run:
     store: Store
     clock: Clock
     locks: Locks
+    footprint: Footprint
+    patience: RunPatience
     libraries: Libraries = ()
-    footprint: Footprint = field(init=False)
-    patience: RunPatience = field(init=False)
-    processes: int = 1
     timed_threads: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "footprint", Footprint(self.job.budgets, self.store))
-        object.__setattr__(
-            self, "patience", RunPatience(self.job.measurement.patience_seconds / self.processes, log.info)
-        )
 
     @property
     def reference_session(self) -> SessionSettings:
@@ -95,9 +88,10 @@ def start_run(job: Job, *, processes: int = 1, timed_threads: int = 0) -> Run:
         store,
         Clock(),
         open_locks(state, where),
+        Footprint(job.budgets, store),
+        RunPatience(job.measurement.patience_seconds / processes, log.info),
         libraries,
-        processes=processes,
-        timed_threads=timed_threads,
+        timed_threads,
     )
 
 

@@ -14,19 +14,19 @@ from tasks.engines.engine import Builder
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
 from tasks.measure.request import request_batch
 from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.metric_facts import metric_facts
 from validators.records.engines import BuiltEngine
-from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import SessionSettings, Variant
 from validators.samples.words import SHOWN, and_more
 from validators.targets import facts_of_provider
 
 
-def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> Variant:
+def with_engine(run: LoadedRun, variant: Variant) -> Variant:
     """Return the variant with its engine, if its target builds engines of files; any other variant as it is.
 
     Without a GPU it is `aot-checked`, and ONNX Runtime simulates its answers. Ahead of time, an engine is built for each
@@ -40,13 +40,13 @@ def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
     if builder is None:
         return variant
     notes = (*variant.notes, *_linted(variant, target.name))
-    if inventory.gpu:
-        engine = _engine(builder, run, run_inputs, inventory, variant, ())
+    if run.inventory.gpu:
+        engine = _engine(builder, run, variant, ())
         return replace(variant, engine=engine, notes=(*notes, *builder.warnings(engine)))
     capabilities = run.job.engines.ahead_of_time
     # In a build for several capabilities, the builder reports the layers of one only.
-    engines = [_engine(builder, run, run_inputs, inventory, variant, (capability,)) for capability in capabilities]
-    batch = partial(request_batch, run_inputs.evidence, run.job.measurement.points[0])
+    engines = [_engine(builder, run, variant, (capability,)) for capability in capabilities]
+    batch = partial(request_batch, run.evidence, run.job.measurement.points[0])
     engine = builder.least_covered(variant.path, engines, batch)
     told = f"built for compute capability {' and '.join(capabilities)}, never run; answers are simulated"
     # At higher optimization levels the CPU provider fuses FP8 pairs into kernels that do not exist.
@@ -56,27 +56,20 @@ def with_engine(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: 
     return replace(variant, engine=engine, session=session, proof="aot-checked", notes=notes)
 
 
-def _engine(
-    builder: Builder,
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    variant: Variant,
-    compute_capabilities: tuple[str, ...],
-) -> BuiltEngine:
+def _engine(builder: Builder, run: LoadedRun, variant: Variant, compute_capabilities: tuple[str, ...]) -> BuiltEngine:
     """Return the engine from the store, or build it. The log of a failed build becomes a separate entry."""
-    build = builder.settings(run.job, run_inputs.evidence, compute_capabilities, accuracy_batch=_most_at_once(run))
+    build = builder.settings(run.job, run.evidence, compute_capabilities, accuracy_batch=_most_at_once(run))
     inputs = (
         variant.digest,
         asdict(build),
-        asdict(inventory.gpu) if inventory.gpu else None,
+        asdict(run.inventory.gpu) if run.inventory.gpu else None,
         asdict(builder.available()),
     )
     make = partial(
         builder.make_engine,
         variant.path,
         build,
-        inventory.gpu,
+        run.inventory.gpu,
         run.state / "timing-caches",
         partial(_kept, builder, run),
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
 from tasks.trials.inspect_variant import agreement_with_baseline
@@ -27,8 +28,7 @@ from validators.job.job import Job
 from validators.records.artifact_paths import CONFIRMED
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
-from validators.records.run import Confirmed, Inventory, Trial, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Confirmed, Trial, Variant
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class ConfirmedTrials:
 
 
 @step(CONFIRM)
-def confirm_winner(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
-) -> ConfirmedTrials:
+def confirm_winner(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> ConfirmedTrials:
     """Return the best passing trial that passes again; simply the best if the job keeps no samples for confirmation.
 
     Trials are judged again best first, at most `confirmation.candidates`, each at a confidence that holds for all together.
@@ -50,13 +48,13 @@ def confirm_winner(
     passing = rank_passing(run.job, trials)
     if not run.job.confirmation.share:
         return ConfirmedTrials(trials, passing[0] if passing else None)
-    judged_data = judged_data_of(run, run_inputs, baseline)
+    judged_data = judged_data_of(run, baseline)
     tried: dict[str, Trial] = {}
     halves = halves_of(trials) if run.job.gates.min_speedup_fp16 is not None else {}
     for trial in passing[: confirmations_left(run.job, trials)]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, run_inputs, inventory, judged_data, trial, halves)
+                again = _judge_again(run, judged_data, trial, halves)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -73,14 +71,7 @@ def confirmations_left(job: Job, trials: tuple[Trial, ...]) -> int:
     return max(0, job.confirmation.candidates - sum(trial.confirmed is not None for trial in trials))
 
 
-def _judge_again(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    judged_data: JudgedData,
-    trial: Trial,
-    halves: Mapping[str, Variant],
-) -> Trial:
+def _judge_again(run: LoadedRun, judged_data: JudgedData, trial: Trial, halves: Mapping[str, Variant]) -> Trial:
     """Return the trial with `confirmed_...` verdicts added, and their figures. `halves`: float16 variants by target.
 
     A decoder answers the kept prompts only if it passes on the kept samples, and is timed only if its answers pass, too.
@@ -91,7 +82,7 @@ def _judge_again(
     again = judge_gates(measured, CONFIRMED, confirming=True)
     if overall(again) == "passed" and job.gates.min_agreement is not None:
         assert trial.variant
-        agreement, _ = agreement_with_baseline(run, run_inputs, inventory, trial.variant, confirmation=True)
+        agreement, _ = agreement_with_baseline(run, trial.variant, confirmation=True)
         measured = replace(measured, agreement=agreement)
         again = judge_gates(measured, CONFIRMED, confirming=True)
     if overall(again) == "passed":
@@ -100,8 +91,8 @@ def _judge_again(
         has_half = trial.beside_fp16 is not None and half is not None
         measured = replace(
             measured,
-            latency=_measure_again(run, run_inputs, inventory, trial, confidence),
-            beside_fp16=_measure_again(run, run_inputs, inventory, trial, confidence, half) if has_half else None,
+            latency=_measure_again(run, trial, confidence),
+            beside_fp16=_measure_again(run, trial, confidence, half) if has_half else None,
         )
         again = judge_gates(measured, CONFIRMED, confirming=True)
     confirmed = Confirmed(
@@ -119,21 +110,12 @@ def _judge_again(
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
 
 
-def _measure_again(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    trial: Trial,
-    confidence: float,
-    beside: Variant | None = None,
-) -> Latency:
+def _measure_again(run: LoadedRun, trial: Trial, confidence: float, beside: Variant | None = None) -> Latency:
     """Measure the trial's latency again beside the float16 variant `beside`, or beside the baseline."""
     assert trial.variant
     latency, _ = latency_of(
         run,
-        run_inputs,
-        inventory,
-        beside or baseline_variant(run, run_inputs, inventory),
+        beside or baseline_variant(run),
         trial.variant,
         run.job.measurement.points[0],
         confidence=confidence,

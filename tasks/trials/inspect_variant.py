@@ -9,49 +9,48 @@ from tasks.measure.continuations import Continuations, agreement_of, make_contin
 from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.request import request_of
 from tasks.measure.sanity import make_sanity, probe_batches, sanity_batches
-from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.job.candidate_name import decode
 from validators.job.metric_facts import metric_facts
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
-from validators.records.run import Inventory, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Variant
 from validators.targets import facts_of, facts_of_provider
 
 
-def coverage_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Coverage, bool]:
+def coverage_of(run: LoadedRun, variant: Variant) -> tuple[Coverage, bool]:
     """Return the coverage of a variant, compared with the baseline's kernels, and True if it was in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
     """
-    baseline = baseline_variant(run, run_inputs, inventory)
+    baseline = baseline_variant(run)
     point = run.job.measurement.points[0]
-    request = (run_inputs.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
+    request = (run.evidence.evaluation.file.digest, asdict(point), run.inventory.device_key)
 
     def baseline_kernels() -> KernelProfile | None:
         provider = baseline.session.provider
         # Kernels of two providers cannot be compared, and of one only those in ONNX Runtime's profile.
         if provider != variant.session.provider or facts_of_provider(provider).coverage:
             return None
-        make = partial(make_kernels, baseline, run_inputs.evidence, point)
+        make = partial(make_kernels, baseline, run.evidence, point)
         return run.store.make(Product("kernels", (baseline.measured_as, *request), KernelProfile, make))[0]
 
-    make = partial(make_coverage, variant, run_inputs.evidence, point, baseline_kernels)
+    make = partial(make_coverage, variant, run.evidence, point, baseline_kernels)
     inputs = (variant.measured_as, baseline.measured_as, *request)
     return run.store.make(Product("coverage", inputs, Coverage, make))
 
 
-def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> tuple[Sanity, bool]:
+def sanity_of(run: LoadedRun, variant: Variant) -> tuple[Sanity, bool]:
     """Return the answers of a variant beside those of the baseline, which runs once, and True if they were in the store.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
     """
-    baseline = baseline_variant(run, run_inputs, inventory)
-    evidence = run_inputs.evidence
+    baseline = baseline_variant(run)
+    evidence = run.evidence
     of_text = metric_facts(run.job.metric).kind == "windows"
     batches = sanity_batches(evidence.evaluation, evidence.batch_axis, of_text=of_text)
     # The logits and caches of a language model have the sizes of its inputs, and its windows are slow.
@@ -60,7 +59,7 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
 
     def answers(of: Variant, before: Sanity | None) -> tuple[Sanity, bool]:
         beside = baseline.measured_as if before else None
-        inputs = (of.measured_as, beside, evidence.evaluation.file.digest, samples, inventory.device_key)
+        inputs = (of.measured_as, beside, evidence.evaluation.file.digest, samples, run.inventory.device_key)
         make = partial(make_sanity, of, batches, probes, before.variant if before else None)
         return run.store.make(Product("sanity", inputs, Sanity, make))
 
@@ -69,7 +68,7 @@ def sanity_of(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Va
 
 
 def agreement_with_baseline(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant, *, confirmation: bool = False
+    run: LoadedRun, variant: Variant, *, confirmation: bool = False
 ) -> tuple[Agreement | None, bool]:
     """Return how long a decoder's greedy answers equal the baseline's, and True if both were in the store.
 
@@ -79,7 +78,7 @@ def agreement_with_baseline(
     Raises:
         CandidateRefused: the runtime does not load or run the variant.
     """
-    count, point, evidence = run.job.measurement.prompts, run.job.measurement.points[0], run_inputs.evidence
+    count, point, evidence = run.job.measurement.prompts, run.job.measurement.points[0], run.evidence
     if not count or not facts_of(decode(variant.candidate).target).generates:
         return None, True
     rows = prompt_rows(evidence.confirmation == confirmation, evidence.clusters, count, run.job.seed)
@@ -88,11 +87,11 @@ def agreement_with_baseline(
 
     def answers(of: Variant) -> tuple[Continuations, bool]:
         data = (evidence.evaluation.file.digest, rows.tolist(), prompts.shape)
-        inputs = (of.measured_as, *data, new_tokens, inventory.device_key)
+        inputs = (of.measured_as, *data, new_tokens, run.inventory.device_key)
         make = partial(make_continuations, of, prompts, new_tokens)
         return run.store.make(Product("continuations", inputs, Continuations, make))
 
-    before, had_baseline = answers(baseline_variant(run, run_inputs, inventory))
+    before, had_baseline = answers(baseline_variant(run))
     found, had_variant = answers(variant)
     clusters = () if evidence.clusters is None else tuple(evidence.clusters[rows].tolist())
     return agreement_of(before, found, clusters), had_baseline and had_variant

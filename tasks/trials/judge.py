@@ -8,7 +8,8 @@ from dataclasses import replace
 from tasks.ptq.graph.edits import model_bytes
 from tasks.registry.champion_slot import place_of, rolled_back_variants
 from tasks.registry.mlflow_registry import connect
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.trials.judge_on_samples import JudgedData, figures_of, measured_of
 from validators.gates.agreement import estimate_agreement
@@ -20,29 +21,28 @@ from validators.records.latencies import point_labels
 from validators.records.measurements import Accuracy
 from validators.records.run import Trial
 from validators.records.verdicts import Verdict
-from validators.samples.run_inputs import RunInputs
 
 
-def judged_data_of(run: Run, run_inputs: RunInputs, baseline: Accuracy) -> JudgedData:
+def judged_data_of(run: LoadedRun, baseline: Accuracy) -> JudgedData:
     """Return the data that the trials of a run are judged on.
 
     Raises:
         InfrastructureError: the registry, which records rollbacks, does not answer.
     """
-    evidence = run_inputs.evidence
-    size = model_bytes(run_inputs.source.onnx_path)
+    evidence = run.evidence
+    size = model_bytes(run.source.onnx_path)
     rolled_back: dict[str, RolledBack] = {}
     if not run.job.source_is_file:
         with connect(run.tracking_uri) as client:
-            rolled_back = rolled_back_variants(client, place_of(run_inputs.source.name, run.job.target))
+            rolled_back = rolled_back_variants(client, place_of(run.source.name, run.job.target))
     slices, clusters = evidence.evaluation.slices, evidence.clusters
     return JudgedData(run.job, baseline, size, evidence.confirmation, slices, rolled_back, clusters)
 
 
 @step("judge candidates")
-def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def judge_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Return every trial with its verdicts and outcome; refused trials are unchanged."""
-    judged_data = judged_data_of(run, run_inputs, baseline)
+    judged_data = judged_data_of(run, baseline)
     with run.clock.work("judge candidates"):
         judged = tuple(judge_trial(judged_data, trial) for trial in trials)
     for trial in judged:

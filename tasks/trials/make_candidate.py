@@ -12,7 +12,8 @@ from tasks.engines.variants import why_unmeasured
 from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import ReductionSize
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import CANDIDATES_SHARE, Run, log
+from tasks.run.context import CANDIDATES_SHARE, log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import EVALUATE, MAKE
 from tasks.run.step import step
 from tasks.trials.build_engine import with_engine
@@ -26,14 +27,11 @@ from validators.errors import BudgetExceeded, CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.plain_text import figure
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, Refusal, Trial
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Refusal, Trial
 
 
 @step(MAKE, run_name="make {name}")
-def make_candidate(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str, *, evaluates: bool = True
-) -> Trial:
+def make_candidate(run: LoadedRun, baseline: Accuracy, name: str, *, evaluates: bool = True) -> Trial:
     """Return the candidate's trial: its variant, coverage, sanity and, if it `evaluates`, accuracy; or its refusal."""
     started = time.monotonic()
     if run.clock.spent_seconds > CANDIDATES_SHARE * run.job.budgets.seconds:
@@ -45,10 +43,10 @@ def make_candidate(
     with run.clock.work("make candidates"), run.time_for_candidates():
         try:
             # A variant takes at most about as much disk as its source; shared intermediate files are made once.
-            run.footprint.check(f"{name}: its file", ReductionSize(0, model_bytes(run_inputs.source.onnx_path)))
-            trial = _try(run, run_inputs, inventory, decode(name))
+            run.footprint.check(f"{name}: its file", ReductionSize(0, model_bytes(run.source.onnx_path)))
+            trial = _try(run, decode(name))
             if evaluates and trial.variant:
-                trial = _evaluated(run, run_inputs, inventory, baseline, trial)
+                trial = _evaluated(run, baseline, trial)
         except CandidateRefused as error:
             trial = refused(name, error)
         except BudgetExceeded as error:
@@ -58,32 +56,18 @@ def make_candidate(
 
 
 def make_candidates(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    baseline: Accuracy,
-    names: Sequence[str],
-    *,
-    evaluates: bool = True,
+    run: LoadedRun, baseline: Accuracy, names: Sequence[str], *, evaluates: bool = True
 ) -> tuple[Trial, ...]:
     """Return the trials of candidates in the order of `names`, made as many at a time as the flow's task runner has threads."""
     # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    futures = {
-        name: make_candidate.submit(run, run_inputs, inventory, baseline, name, evaluates=evaluates)
-        for name in by_length
-    }
+    futures = {name: make_candidate.submit(run, baseline, name, evaluates=evaluates) for name in by_length}
     return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in names)
 
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")
 def evaluate_candidate(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    baseline: Accuracy,
-    trial: Trial,
-    judged_data: JudgedData | None = None,
+    run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None
 ) -> Trial:
     """Return the trial of a made candidate with its accuracy, or its refusal.
 
@@ -92,7 +76,7 @@ def evaluate_candidate(
     started = time.monotonic()
     with run.clock.work("evaluate candidates"), run.time_for_candidates():
         try:
-            trial = _evaluated(run, run_inputs, inventory, baseline, trial, judged_data)
+            trial = _evaluated(run, baseline, trial, judged_data)
         except CandidateRefused as error:
             stopped = replace(trial, outcome="refused", refusal=Refusal("stopped", error.found))
             trial = stopped if error.kind == "stopped" else refused(trial.candidate, error)
@@ -107,40 +91,31 @@ def refused(name: str, error: CandidateRefused) -> Trial:
     return Trial(name, outcome="refused", refusal=as_refusal(error))
 
 
-def _try(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> Trial:
+def _try(run: LoadedRun, candidate: Candidate) -> Trial:
     target = find_target(candidate.target)
     target.check_device()  # fail before making a variant that nothing here can run
-    made, had_variant = variant_from_store(run, run_inputs, inventory, candidate)
+    made, had_variant = variant_from_store(run, candidate)
     if made.variant is None:
         return Trial(candidate.name, outcome="refused", refusal=made.refusal, cached=had_variant)
-    variant = with_engine(run, run_inputs, inventory, made.variant)
-    unmeasured = why_unmeasured(variant, usable_providers(inventory))
+    variant = with_engine(run, made.variant)
+    unmeasured = why_unmeasured(variant, usable_providers(run.inventory))
     if unmeasured is not None:
         return replace(refused(candidate.name, unmeasured), cached=had_variant)
-    coverage, had_coverage = coverage_of(run, run_inputs, inventory, variant)
-    sanity, had_sanity = sanity_of(run, run_inputs, inventory, variant)
+    coverage, had_coverage = coverage_of(run, variant)
+    sanity, had_sanity = sanity_of(run, variant)
     cached = had_variant and had_coverage and had_sanity
     return Trial(candidate.name, variant=variant, coverage=coverage, sanity=sanity, cached=cached)
 
 
-def _evaluated(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    baseline: Accuracy,
-    trial: Trial,
-    judged_data: JudgedData | None = None,
-) -> Trial:
+def _evaluated(run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None) -> Trial:
     assert trial.variant
-    reference = Reference(baseline, baseline_variant(run, run_inputs, inventory))
+    reference = Reference(baseline, baseline_variant(run))
     # Batches say nothing about samples of one group, which lie in several of them.
-    has_groups = run_inputs.evidence.evaluation.clusters is not None
+    has_groups = run.evidence.evaluation.clusters is not None
     watch_of = partial(DropWatch, judged_data) if judged_data and not has_groups else None
-    accuracy, had_accuracy = measure_accuracy(
-        run, run_inputs.evidence, inventory, trial.variant, reference, watch_of=watch_of
-    )
-    accuracy = on_selection(run.job, run_inputs.evidence, accuracy)
-    agreement, had_agreement = agreement_with_baseline(run, run_inputs, inventory, trial.variant)
+    accuracy, had_accuracy = measure_accuracy(run, trial.variant, reference, watch_of=watch_of)
+    accuracy = on_selection(run.job, run.evidence, accuracy)
+    agreement, had_agreement = agreement_with_baseline(run, trial.variant)
     cached = trial.cached and had_accuracy and had_agreement
     return replace(trial, accuracy=accuracy, agreement=agreement, cached=cached)
 

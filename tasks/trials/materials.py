@@ -27,6 +27,7 @@ from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
@@ -34,7 +35,6 @@ from validators.job.candidate_name import Candidate
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
-from validators.samples.run_inputs import RunInputs
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,11 @@ def as_refusal(error: CandidateRefused) -> Refusal:
     return Refusal(error.kind, f"{error.found}; expected {error.expected}; {error.fix}", error.log)
 
 
-def variant_from_store(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate
-) -> tuple[MadeVariant, bool]:
+def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVariant, bool]:
     """Return a candidate's variant, or the refusal that it ended in, and whether the store had it."""
-    evidence = run_inputs.evidence
+    evidence = run.evidence
     threads = run.job.measurement.points[0].threads or usable_cores()
-    materials = materials_of(run, run_inputs, inventory)
+    materials = materials_of(run)
     inputs = (
         candidate.name,
         # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
@@ -71,8 +69,8 @@ def variant_from_store(
         run.job.seed if candidate.smooth else None,
         # Another profile may find other products.
         _slow_nodes(candidate, materials) if candidate.fast else None,
-        *_graph_inputs(run_inputs.source, inventory),
-        digest_file(run_inputs.source.program) if run_inputs.source.program else None,
+        *_graph_inputs(run.source, run.inventory),
+        digest_file(run.source.program) if run.source.program else None,
         evidence.calibration.file.digest,
         threads,
         # A refusal of what is not portable must not be found by a job that does not ask for it.
@@ -104,16 +102,16 @@ def _make_variant(
         return MadeVariant(refusal=as_refusal(error))
 
 
-def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Materials:
+def materials_of(run: LoadedRun) -> Materials:
     """Return the float graphs and calibration files, each made on first use and kept in the store."""
-    source, evidence = run_inputs.source, run_inputs.evidence
+    source, evidence = run.source, run.evidence
     calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
     threads = run.job.measurement.points[0].threads or usable_cores()
-    processor = run.job.processor_of(inventory)
+    processor = run.job.processor_of(run.inventory)
     few = partial(few_samples, calibration, fixed_batch)
-    prepared_file = prepared_product(run, source, inventory, few)
+    prepared_file = prepared_product(run, source, run.inventory, few)
     make_graph = partial(make_fused, source.onnx_path, run.libraries, samples=few)
-    fused_file = Product("fused", _graph_inputs(source, inventory), Path, make_graph)
+    fused_file = Product("fused", _graph_inputs(run.source, run.inventory), Path, make_graph)
 
     def prepared() -> Path:
         return run.store.make(prepared_file)[0]
@@ -145,7 +143,7 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
 
     def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
         inputs = (
-            *_graph_inputs(source, inventory),
+            *_graph_inputs(run.source, run.inventory),
             candidate.name,
             calibration.file.digest,
             evidence.output.name,
@@ -153,25 +151,25 @@ def materials_of(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Mater
             processor.isa,
             code_of_engine(candidate.target),
         )
-        make = partial(_make_ranking, run, run_inputs, by_rules_of(candidate), candidate)
+        make = partial(_make_ranking, run, by_rules_of(candidate), candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
     def slow_parts(candidate: Candidate) -> SlowParts:
         plain, point = ranked_form(candidate), run.job.measurement.points[0]
-        builds = _builds(run, run_inputs, inventory, candidate)
+        builds = _builds(run, candidate)
         inputs = (
-            *_graph_inputs(source, inventory),
+            *_graph_inputs(run.source, run.inventory),
             plain.name,
             calibration.file.digest,
             evidence.evaluation.file.digest,
             seed if candidate.smooth else None,
             asdict(point),
-            inventory.device_key,
+            run.inventory.device_key,
             [asdict(library) for library in run.libraries],
             [asdict(build) for build in builds],
             code_of_engine(candidate.target),
         )
-        make = partial(_make_slow_parts, run, run_inputs, inventory, by_rules_of(plain), builds, plain)
+        make = partial(_make_slow_parts, run, by_rules_of(plain), builds, plain)
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
@@ -225,20 +223,14 @@ def _graph_inputs(source: Source, inventory: Inventory) -> tuple[Any, ...]:
 
 
 def _make_slow_parts(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    materials: Materials,
-    builds: Sequence[BuildSettings],
-    candidate: Candidate,
-    _folder: Path,
+    run: LoadedRun, materials: Materials, builds: Sequence[BuildSettings], candidate: Candidate, _folder: Path
 ) -> SlowParts:
-    batch = request_batch(run_inputs.evidence, run.job.measurement.points[0])
+    batch = request_batch(run.evidence, run.job.measurement.points[0])
     with run.clock.work("find slow parts"):
         builder = find_target(candidate.target).builder
         if builder is not None:
             caches = run.state / "timing-caches"
-            return builder.slow_parts(candidate, materials, builds, inventory.gpu, batch, caches)
+            return builder.slow_parts(candidate, materials, builds, run.inventory.gpu, batch, caches)
 
         def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
             return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
@@ -249,21 +241,19 @@ def _make_slow_parts(
         return find_slow_parts(float_graph(candidate, materials), quantize, measure)
 
 
-def _builds(run: Run, run_inputs: RunInputs, inventory: Inventory, candidate: Candidate) -> tuple[BuildSettings, ...]:
+def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
     """Return the settings of the engines that tell a candidate's slow parts; none where no engine is built."""
     builder = find_target(candidate.target).builder
     if builder is None:
         return ()
     job = run.job
-    capabilities = [()] if inventory.gpu else [(name,) for name in job.engines.ahead_of_time]
+    capabilities = [()] if run.inventory.gpu else [(name,) for name in job.engines.ahead_of_time]
     # Engines of the variant accept more samples at once, for accuracy; here they run one request.
     most = max(point.batch_size for point in job.measurement.points)
-    return tuple(builder.settings(job, run_inputs.evidence, names, accuracy_batch=most) for names in capabilities)
+    return tuple(builder.settings(job, run.evidence, names, accuracy_batch=most) for names in capabilities)
 
 
-def _make_ranking(
-    run: Run, run_inputs: RunInputs, materials: Materials, candidate: Candidate, folder: Path
-) -> _Ranking:
+def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
     def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
         return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
 
@@ -277,9 +267,9 @@ def _make_ranking(
                 float_model,
                 find_parts(graph, everything.quantized, by_input=candidate.dynamic),
                 quantize,
-                run_inputs.evidence.calibration,
-                run_inputs.evidence.output.name,
+                run.evidence.calibration,
+                run.evidence.output.name,
                 settings,
-                fixed_batch=run_inputs.evidence.batch_axis,
+                fixed_batch=run.evidence.batch_axis,
             )
         )

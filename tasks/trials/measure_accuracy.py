@@ -17,14 +17,15 @@ from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
 from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
 from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, SessionSettings, Variant
-from validators.samples.run_inputs import Evidence
+from validators.records.run import SessionSettings, Variant
+from validators.samples.evidence import Evidence
 
 # Most samples per batch when accuracy is measured; latency has its own batch sizes.
 EVALUATION_BATCH_SIZE = 32
@@ -41,9 +42,7 @@ class Reference:
 
 
 def measure_accuracy(
-    run: Run,
-    evidence: Evidence,
-    inventory: Inventory,
+    run: LoadedRun,
     variant: Variant,
     reference: Reference | None,
     *,
@@ -62,7 +61,7 @@ def measure_accuracy(
         JobError: the metric fails on the baseline's outputs.
         BudgetExceeded: the run exceeds its budget of memory or disk.
     """
-    job, settings = run.job, variant.session
+    job, evidence, settings = run.job, run.evidence, variant.session
     metric = job_metric(job)
     inputs = (
         variant.measured_as,
@@ -72,7 +71,7 @@ def measure_accuracy(
         evidence.output_names,
         job.data.label,
         # Integer kernels saturate differently by instruction set, so accuracy depends on the device.
-        inventory.device_key,
+        run.inventory.device_key,
         str(reference.accuracy.scores_path) if reference else None,
     )
 

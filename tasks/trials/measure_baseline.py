@@ -10,7 +10,8 @@ from tasks.engines.catalog import find_target
 from tasks.measure.inventory import usable_cores
 from tasks.measure.metrics.chance import chance_warning
 from tasks.ptq.graph.edits import model_bytes
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import BASELINE
 from tasks.run.step import step
 from tasks.run.user_functions import job_metric
@@ -20,27 +21,26 @@ from validators.errors import CandidateRefused, InfrastructureError, SourceError
 from validators.job.candidate_name import Candidate
 from validators.plain_text import figure
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Variant
 
 
-def baseline_variant(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Variant:
+def baseline_variant(run: LoadedRun) -> Variant:
     """Return the source as a variant of the baseline's engine, so that all measurements accept it.
 
     Raises:
         CandidateRefused: TensorRT cannot build an engine from the source.
     """
-    source = run_inputs.source
+    source = run.source
     threads = run.job.measurement.points[0].threads or usable_cores()
-    engine = find_target(run.job.baseline_on(inventory))
+    engine = find_target(run.job.baseline_on(run.inventory))
     session = engine.session(Candidate("fp32", engine.name), threads, run.libraries, run.job.provider_options)
     size = model_bytes(source.onnx_path)
     variant = Variant("baseline", source.onnx_path, source.digest, size, session, decoder=source.decoder)
-    return with_engine(run, run_inputs, inventory, variant)
+    return with_engine(run, variant)
 
 
 @step(BASELINE)
-def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> Accuracy:
+def measure_baseline(run: LoadedRun) -> Accuracy:
     """Return the baseline's accuracy on the samples that choose; its files hold the results of all samples.
 
     Raises:
@@ -49,10 +49,10 @@ def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> A
         SourceError: the source does not run on the target, or has NaN or Inf in its outputs for every sample.
     """
     with run.clock.work("measure baseline"), run.time_for_candidates():
-        _check_engine(run.job.baseline_on(inventory))
+        _check_engine(run.job.baseline_on(run.inventory))
         try:
-            variant = baseline_variant(run, run_inputs, inventory)
-            accuracy, _ = measure_accuracy(run, run_inputs.evidence, inventory, variant, None, alone=True)
+            variant = baseline_variant(run)
+            accuracy, _ = measure_accuracy(run, variant, None, alone=True)
         except CandidateRefused as error:
             if error.kind == "infrastructure":
                 raise InfrastructureError(found=error.found, expected=error.expected, fix=error.fix) from error
@@ -63,12 +63,12 @@ def measure_baseline(run: Run, run_inputs: RunInputs, inventory: Inventory) -> A
             expected="finite outputs",
             fix="check the source on the evaluation data first",
         )
-    step, labels = accuracy.samples_a_row, run_inputs.evidence.evaluation.labels
+    step, labels = accuracy.samples_a_row, run.evidence.evaluation.labels
     # On all samples, since the confirmation uses the same baseline.
     every = np.load(accuracy.scores_path)
     warning = chance_warning(job_metric(run.job), every, None if labels is None else labels[::step], run.job.seed)
-    accuracy = replace(on_selection(run.job, run_inputs.evidence, accuracy), warning=warning)
-    engine = run.job.baseline_on(inventory)
+    accuracy = replace(on_selection(run.job, run.evidence, accuracy), warning=warning)
+    engine = run.job.baseline_on(run.inventory)
     log.info("baseline in %s: %s %s on %d samples", engine, accuracy.metric, figure(accuracy.value), accuracy.n)
     if warning:
         log.warning("%s", warning)

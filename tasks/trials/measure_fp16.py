@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.trials.measure_latency import latency_of
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
-from validators.records.run import Inventory, Trial, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Trial, Variant
 
 
 @step("measure beside fp16")
-def measure_beside_fp16(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
-) -> tuple[Trial, ...]:
+def measure_beside_fp16(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Add to every trial timed on a GPU its latency beside the float16 candidate of its target, if there is one."""
     halves = halves_of(trials)
     with run.clock.work("measure beside fp16"), run.time_for_candidates():
-        return tuple(
-            _measure(run, run_inputs, inventory, trial, halves.get(decode(trial.candidate).target)) for trial in trials
-        )
+        return tuple(_measure(run, trial, halves.get(decode(trial.candidate).target)) for trial in trials)
 
 
 def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
@@ -42,7 +38,7 @@ def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
     }
 
 
-def _measure(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, half: Variant | None) -> Trial:
+def _measure(run: LoadedRun, trial: Trial, half: Variant | None) -> Trial:
     variant = trial.variant
     if (
         half is None
@@ -53,7 +49,7 @@ def _measure(run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial
     ):
         return trial
     try:
-        latency, had = latency_of(run, run_inputs, inventory, half, variant, run.job.measurement.points[0])
+        latency, had = latency_of(run, half, variant, run.job.measurement.points[0])
     except CandidateRefused as error:  # the candidate ran beside the baseline, so the float16 variant failed
         log.warning("%s was not timed beside fp16: %s", trial.candidate, error.found)
         return trial

@@ -12,7 +12,8 @@ from typing import Literal
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import make_latency
 from tasks.measure.request import draw_requests
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import MEASURE, PROBE
 from tasks.run.step import step
 from tasks.run.user_functions import job_hooks
@@ -26,8 +27,7 @@ from validators.gates.race_rules import IN_TURN
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.records.generation import generations_of
 from validators.records.latencies import NEW_TOKENS, Latency
-from validators.records.run import Inventory, Refusal, Trial, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Refusal, Trial, Variant
 
 # Left out of the cache key: keys that do not change the latency of one point.
 _POINTS = {"batch_sizes", "dims", "threads", "patience_seconds", "price_per_hour"}
@@ -44,9 +44,7 @@ class _Disturbed(Exception):  # not an error: raised so that the store keeps no 
 
 
 @step(MEASURE, run_name="measure {trial.candidate}")
-def measure_latency(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, confidence: float | None = None
-) -> Trial:
+def measure_latency(run: LoadedRun, trial: Trial, confidence: float | None = None) -> Trial:
     """Return the trial with one latency per operating point of the job; unchanged if its variant cannot be measured.
 
     `confidence` is the one-sided confidence of the bounds, by default that of the gates.
@@ -56,16 +54,10 @@ def measure_latency(
         return trial
     with run.clock.work("measure latency"), run.time_for_candidates():
         try:
-            baseline = baseline_variant(run, run_inputs, inventory)
+            baseline = baseline_variant(run)
             measured = [
                 latency_of(
-                    run,
-                    run_inputs,
-                    inventory,
-                    with_threads(baseline, point),
-                    with_threads(variant, point),
-                    point,
-                    confidence=confidence,
+                    run, with_threads(baseline, point), with_threads(variant, point), point, confidence=confidence
                 )
                 for point in run.job.measurement.points
             ]
@@ -80,22 +72,18 @@ def measure_latency(
 
 
 @step(PROBE, run_name="probe {trial.candidate}, launch {launch}")
-def probe_latency(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, trial: Trial, launch: int
-) -> Latency | Refusal:
+def probe_latency(run: LoadedRun, trial: Trial, launch: int) -> Latency | Refusal:
     """Return a latency measurement of one launch at the first operating point, or the reason why there is none.
 
     `launch` is its index: the result of another one in the store is not taken for this one.
     """
     variant, point = trial.variant, run.job.measurement.points[0]
     assert variant
-    baseline = with_threads(baseline_variant(run, run_inputs, inventory), point)
+    baseline = with_threads(baseline_variant(run), point)
     with run.clock.work("probe latency"), run.time_for_candidates():
         try:
             latency, _ = latency_of(
                 run,
-                run_inputs,
-                inventory,
                 baseline,
                 with_threads(variant, point),
                 point,
@@ -111,7 +99,7 @@ def probe_latency(
 
 
 @step("compare finalists", run_name="compare {trial.candidate} with {leader.candidate}")
-def measure_in_turn(run: Run, run_inputs: RunInputs, inventory: Inventory, leader: Trial, trial: Trial) -> float | None:
+def measure_in_turn(run: LoadedRun, leader: Trial, trial: Trial) -> float | None:
     """Return how many times as fast as the leader a trial is: the median over launches, at the first operating point.
 
     Both take turns. The result is None if one of them does not run or a launch is disturbed.
@@ -124,9 +112,7 @@ def measure_in_turn(run: Run, run_inputs: RunInputs, inventory: Inventory, leade
     with run.clock.work("compare finalists"), run.time_for_candidates():
         for launch in range(IN_TURN):
             try:
-                latency, _ = latency_of(
-                    run, run_inputs, inventory, first, second, point, measurement=one, first_launch=launch
-                )
+                latency, _ = latency_of(run, first, second, point, measurement=one, first_launch=launch)
             except CandidateRefused as error:
                 log.warning("%s was not compared with %s: %s", trial.candidate, leader.candidate, error.found)
                 return None
@@ -152,9 +138,7 @@ def _answering(variant: Variant, point: OperatingPoint) -> Variant:
 
 
 def latency_of(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
+    run: LoadedRun,
     baseline: Variant,
     variant: Variant,
     point: OperatingPoint,
@@ -183,7 +167,7 @@ def latency_of(
             with_threads(side, replace(point, threads=run.timed_threads)) for side in (baseline, variant)
         )
     baseline, variant = _answering(baseline, point), _answering(variant, point)
-    rows = draw_requests(run_inputs.evidence, point, job.seed, confirmation=purpose == "confirmation")
+    rows = draw_requests(run.evidence, point, job.seed, confirmation=purpose == "confirmation")
     inputs = (
         [side.measured_as for side in (baseline, variant)],
         measurement.model_dump(exclude=_POINTS),
@@ -192,9 +176,9 @@ def latency_of(
         purpose,
         first_launch,
         [hook.digest for hook in job_hooks(job)],
-        run_inputs.evidence.evaluation.file.digest,
+        run.evidence.evaluation.file.digest,
         rows.tolist(),
-        inventory.device_key,
+        run.inventory.device_key,
     )
 
     def refuse_disturbed(latency: Latency) -> None:
@@ -206,7 +190,7 @@ def latency_of(
         make_latency,
         baseline,
         variant,
-        run_inputs.evidence,
+        run.evidence,
         rows,
         point,
         measurement,

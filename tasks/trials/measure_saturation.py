@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from tasks.measure.inventory import usable_cores
 from tasks.measure.saturation import Saturations, make_saturations
-from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.storage.product import Product
 from tasks.trials.materials import prepared_product
-from validators.records.run import Inventory, SessionSettings, Trial
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Trial
 
 
 @step("measure saturation")
-def measure_saturation(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, trials: tuple[Trial, ...]
-) -> tuple[Trial, ...]:
+def measure_saturation(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all.
 
     Trials that failed already, in a race, are left out.
@@ -28,22 +24,21 @@ def measure_saturation(
     bounds = run.job.calibration
     if not variants or not bounds.model_samples:
         return trials
-    prepared = prepared_product(run, run_inputs.source, inventory)
+    prepared = prepared_product(run, run.source, run.inventory)
     inputs = (
         sorted(variants),
         prepared,
-        run_inputs.evidence.output.name,
-        run_inputs.evidence.reference.file.digest,
+        run.evidence.output.name,
+        run.evidence.reference.file.digest,
         bounds.model_samples,
         run.job.seed,
     )
-    threads = run.job.measurement.points[0].threads or usable_cores()
     make = partial(
         make_saturations,
         variants,
         lambda: run.store.make(prepared)[0],
-        run_inputs.evidence,
-        SessionSettings.reference(threads, libraries=run.libraries),
+        run.evidence,
+        run.reference_session,
         bounds.model_samples,
         run.job.seed,
     )

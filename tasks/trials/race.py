@@ -6,8 +6,9 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
-from tasks.run.context import Run, log
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
+from tasks.trials.gather import merge_copies, outcome_of, trial_of, try_step
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate, make_candidates
@@ -17,8 +18,7 @@ from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_h
 from validators.job.candidate_name import Candidate, decode
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, Refusal, Trial, Variant
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Refusal, Trial, Variant
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,32 @@ class Raced:
     speeds: Speeds = field(default_factory=Speeds)
 
 
-def race(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy) -> Raced:
+def race(run: LoadedRun, baseline: Accuracy) -> Raced:
     """Return a trial of each candidate after the race: judged in full, failed, or stopped with the reason.
 
     The stages go from cheap to expensive: file, kernels and sanity of one candidate of each kind of kernels; a short timing of
     each; then, in the order of the job's objective, accuracy and full timing, for which the others of its kind are made. Each
     stage stops candidates by the rules of `race_rules`.
     """
-    trials = {name: Trial(name) for name in run.job.candidates_without(inventory.absent)}
-    field_of = _Race(run, run_inputs, inventory, baseline, judged_data_of(run, run_inputs, baseline), trials)
+    trials = {name: Trial(name) for name in run.job.candidates_without(run.inventory.absent)}
+    field_of = _Race(run, baseline, judged_data_of(run, baseline), trials)
     field_of.run_all()
     return field_of.result()
 
 
-def resume(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, raced: Raced) -> Raced:
+def resume(run: LoadedRun, baseline: Accuracy, raced: Raced) -> Raced:
     """Return the race with those that were behind the leader, who did not win, among themselves."""
     log.info("the race goes on with %d candidates that were behind its leader", len(raced.behind))
     trials = {trial.candidate: trial for trial in raced.trials}
-    judged_data = judged_data_of(run, run_inputs, baseline)
-    field_of = _Race(run, run_inputs, inventory, baseline, judged_data, trials, raced.speeds)
+    judged_data = judged_data_of(run, baseline)
+    field_of = _Race(run, baseline, judged_data, trials, raced.speeds)
     field_of.run_again(raced.behind)
     return field_of.result()
 
 
 @dataclass
 class _Race:
-    run: Run
-    run_inputs: RunInputs
-    inventory: Inventory
+    run: LoadedRun
     baseline: Accuracy
     judged_data: JudgedData
     trials: dict[str, Trial]
@@ -108,7 +106,7 @@ class _Race:
             waiting = [names for names in waiting if names]
 
     def _make(self, names: Sequence[str]) -> None:
-        made = make_candidates(self.run, self.run_inputs, self.inventory, self.baseline, names, evaluates=False)
+        made = make_candidates(self.run, self.baseline, names, evaluates=False)
         # Of two equal variants the one that was made before is judged for both.
         before = [trial for trial in self.trials.values() if trial.variant]
         self.trials |= {trial.candidate: trial for trial in merge_copies((*before, *made))}
@@ -149,8 +147,7 @@ class _Race:
                 trial = self.trials[name]
                 if trial.refusal:
                     continue
-                state = probe_latency(self.run, self.run_inputs, self.inventory, trial, launch, return_state=True)
-                found = state.result(raise_on_failure=False)
+                found = outcome_of(probe_latency, self.run, trial, launch)
                 if isinstance(found, Latency):
                     self.speeds.add_launch(name, found.speedup)
                 else:
@@ -209,9 +206,7 @@ class _Race:
         """
         judged_data = self.judged_data if stops else None
         futures = {
-            name: evaluate_candidate.submit(
-                self.run, self.run_inputs, self.inventory, self.baseline, self.trials[name], judged_data
-            )
+            name: evaluate_candidate.submit(self.run, self.baseline, self.trials[name], judged_data)
             for name in names
             if self.trials[name].accuracy is None
         }
@@ -241,9 +236,7 @@ class _Race:
             return False
         kernels = decode(name).kernels
         if (self.leader, kernels) not in self.in_turn:
-            sides = self.trials[self.leader], self.trials[name]
-            state = measure_in_turn(self.run, self.run_inputs, self.inventory, *sides, return_state=True)
-            ratio = state.result(raise_on_failure=False)
+            ratio = outcome_of(measure_in_turn, self.run, self.trials[self.leader], self.trials[name])
             if not isinstance(ratio, float):
                 return False
             self.in_turn[self.leader, kernels] = name, ratio
@@ -251,8 +244,7 @@ class _Race:
 
     def _time(self, name: str) -> None:
         """Measure a candidate's latency in full, and make it the leader if it passes and is the best so far."""
-        state = measure_latency(self.run, self.run_inputs, self.inventory, self.trials[name], return_state=True)
-        trial = judge_trial(self.judged_data, trial_of(name, state.result(raise_on_failure=False)))
+        trial = judge_trial(self.judged_data, try_step(name, measure_latency, self.run, self.trials[name]))
         self.trials[name] = trial
         if trial.latency:
             latency = trial.latency

@@ -11,9 +11,10 @@ from tasks.engines.catalog import find_target
 from tasks.measure.coverage import KernelCosts, make_kernel_costs
 from tasks.ptq.build_variant import ranked_form
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
-from tasks.trials.gather import merge_copies, trial_of
+from tasks.trials.gather import merge_copies, try_step
 from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData, with_confidence
 from tasks.trials.make_candidate import make_candidate
@@ -25,9 +26,8 @@ from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each
 from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy
-from validators.records.run import Inventory, Trial, Variant
+from validators.records.run import Trial, Variant
 from validators.records.verdicts import RankedPart, Recovery
-from validators.samples.run_inputs import RunInputs
 
 # Speedups within this ratio count as equal: the candidate that loses less is recovered, and none if one already passes.
 NEARLY_AS_FAST = 0.9
@@ -43,9 +43,7 @@ class Recovered:
     recovery: Recovery | None = None
 
 
-def recover_trials(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, trials: tuple[Trial, ...]
-) -> Recovered:
+def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> Recovered:
     """Recover the most promising failed candidate, with the fewest parts in float with which its accuracy passes.
 
     Each attempt is a candidate with its own name, `...-keep4@ort-cpu`. The result holds the attempts that fail, and the one
@@ -56,18 +54,17 @@ def recover_trials(
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
-    judged_data = with_stricter_confidence(judged_data_of(run, run_inputs, baseline))
+    judged_data = with_stricter_confidence(judged_data_of(run, baseline))
     attempts: dict[int, Trial] = {}
 
     def attempt(kept: int) -> bool | None:
         name = replace(candidate, kept_parts=kept).name
-        state = make_candidate(run, run_inputs, inventory, baseline, name, return_state=True)
-        trial = judge_trial(judged_data, trial_of(name, state.result(raise_on_failure=False)))
+        trial = judge_trial(judged_data, try_step(name, make_candidate, run, baseline, name))
         attempts[kept] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
     fewest = fewest_parts(attempt, run.job.budgets.recovery)
-    ranking = _ranking(run, run_inputs, inventory, chosen, tuple(attempts.values()))
+    ranking = _ranking(run, chosen, tuple(attempts.values()))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
     recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
@@ -77,11 +74,10 @@ def recover_trials(
         return Recovered(failed, recovery)
     log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
-    (trial,) = measure_saturation(run, run_inputs, inventory, (attempts[fewest],))
+    (trial,) = measure_saturation(run, (attempts[fewest],))
     confidence = judged_data.job.gates.confidence
-    state = measure_latency(run, run_inputs, inventory, trial, confidence, return_state=True)
-    timed = judge_trial(judged_data, trial_of(trial.candidate, state.result(raise_on_failure=False)))
-    recovery = _with_costs(run, run_inputs, inventory, chosen.variant, trial.variant, recovery)
+    timed = judge_trial(judged_data, try_step(trial.candidate, measure_latency, run, trial, confidence))
+    recovery = _with_costs(run, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
@@ -176,14 +172,12 @@ def is_recoverable(name: str) -> bool:
     return candidate.precision == "int8" and find_target(candidate.target).recovers_parts and not candidate.kept_parts
 
 
-def _ranking(
-    run: Run, run_inputs: RunInputs, inventory: Inventory, chosen: Trial, attempts: tuple[Trial, ...]
-) -> tuple[Sensitivity, ...]:
+def _ranking(run: LoadedRun, chosen: Trial, attempts: tuple[Trial, ...]) -> tuple[Sensitivity, ...]:
     """Return the ranking that the attempts used, from the store; empty if no attempt got that far."""
     if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
         return ()
     try:
-        return materials_of(run, run_inputs, inventory).ranking(ranked_form(decode(chosen.candidate)))
+        return materials_of(run).ranking(ranked_form(decode(chosen.candidate)))
     except CandidateRefused:  # the attempts were refused for the same reason
         return ()
 
@@ -202,19 +196,12 @@ def _ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPa
     )
 
 
-def _with_costs(
-    run: Run,
-    run_inputs: RunInputs,
-    inventory: Inventory,
-    quantized: Variant | None,
-    recovered: Variant | None,
-    recovery: Recovery,
-) -> Recovery:
+def _with_costs(run: LoadedRun, quantized: Variant | None, recovered: Variant | None, recovery: Recovery) -> Recovery:
     """Return the recovery with the cost of its kept parts, if both variants can be profiled."""
     if quantized is None or recovered is None:
         return recovery
     try:
-        before, after = (_kernel_costs(run, run_inputs, inventory, variant) for variant in (quantized, recovered))
+        before, after = (_kernel_costs(run, variant) for variant in (quantized, recovered))
     except CandidateRefused as error:
         log.info("kept parts were not profiled: %s", error.found)
         return recovery
@@ -237,10 +224,10 @@ def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: 
     return sum(in_float[node] - quantized[node] for node in nodes)
 
 
-def _kernel_costs(run: Run, run_inputs: RunInputs, inventory: Inventory, variant: Variant) -> KernelCosts:
+def _kernel_costs(run: LoadedRun, variant: Variant) -> KernelCosts:
     """Return the kernel times of a variant at the job's first operating point."""
     point = run.job.measurement.points[0]
-    inputs = (variant.measured_as, run_inputs.evidence.evaluation.file.digest, asdict(point), inventory.device_key)
-    make = partial(make_kernel_costs, variant, run_inputs.evidence, point)
+    inputs = (variant.measured_as, run.evidence.evaluation.file.digest, asdict(point), run.inventory.device_key)
+    make = partial(make_kernel_costs, variant, run.evidence, point)
     with run.clock.work("profile kept parts"):
         return run.store.make(Product("kernel-times", inputs, KernelCosts, make))[0]

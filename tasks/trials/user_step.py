@@ -14,6 +14,7 @@ import numpy as np
 from tasks.records.candidate_record import open_candidate_run
 from tasks.registry.mlflow_registry import connect, quiet_mlflow, registry_call
 from tasks.run.context import Run, log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
 from tasks.run.user_functions import job_step
 from tasks.runtimes.runner import Runner, open_runner
@@ -24,7 +25,7 @@ from validators.gates.verdict_rules import overall
 from validators.records.run import Trial, Variant
 from validators.redact import redact
 from validators.samples.copy_rows import copy_rows
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Subject:
 
 
 @step("run the job's own step", retried=False)
-def run_own_step(run: Run, run_inputs: RunInputs, record: str, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+def run_own_step(run: LoadedRun, record: str, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
     """Return the trials, with verdicts on the logged metrics for those that passed so far; unchanged if the job has no step.
 
     After a step raises, only metrics that it logged before count.
@@ -57,10 +58,9 @@ def run_own_step(run: Run, run_inputs: RunInputs, record: str, trials: tuple[Tri
     if own is None:
         return trials
     with run.clock.work("own step"):
-        samples = choosing_samples(run, run_inputs.evidence)
+        samples = choosing_samples(run, run.evidence)
         return tuple(
-            _try(run, run_inputs, record, own.function, samples, trial) if trial.outcome == "passed" else trial
-            for trial in trials
+            _try(run, record, own.function, samples, trial) if trial.outcome == "passed" else trial for trial in trials
         )
 
 
@@ -77,14 +77,14 @@ def choosing_samples(run: Run, evidence: Evidence) -> Path:
     return run.store.make(Product("choosing", inputs, Path, partial(copy_rows, path, kept)))[0]
 
 
-def _try(run: Run, run_inputs: RunInputs, record: str, function: Any, samples: Path, trial: Trial) -> Trial:
+def _try(run: LoadedRun, record: str, function: Any, samples: Path, trial: Trial) -> Trial:
     import mlflow
 
     assert trial.variant is not None
     subject = Subject(
         trial.candidate,
         trial.variant.path,
-        run_inputs.source.onnx_path,
+        run.source.onnx_path,
         samples,
         trial.variant,
     )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from tasks.evidence.target_inventory import take_target_inventory
 from tasks.run.context import Run, log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.workers.order_tracking import hand_over, published_inventory, wait_for
 from tasks.workers.orders import Order, code_version, keep_arguments, place_marker, place_of, read_answer
@@ -16,7 +17,6 @@ from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
-from validators.samples.run_inputs import RunInputs
 from validators.targets import engines_of
 
 Outcome = TypeVar("Outcome")
@@ -36,7 +36,7 @@ def inventory_of_target(run: Run) -> Inventory:
     return inventory
 
 
-def at_target(step: Step[Outcome], run: Run, run_inputs: RunInputs, inventory: Inventory, *records: Any) -> Outcome:
+def at_target(step: Step[Outcome], run: LoadedRun, *records: Any) -> Outcome:
     """Return the result of a step that runs here or, if it is needed, on a worker of the job's target.
 
     Raises:
@@ -44,8 +44,8 @@ def at_target(step: Step[Outcome], run: Run, run_inputs: RunInputs, inventory: I
         InfrastructureError: no worker finished the step.
     """
     if not hands_to_workers() or not step.needed(run, *records):
-        return step.call(run, run_inputs, inventory, *records)
-    order = _order(run, inventory, step, step.name, records)
+        return step.call(run, *records)
+    order = _order(run, step, step.name, records)
     (answer,) = _gathered(run, step, [(run.job.target, order)])
     if isinstance(answer, QuantgateError):
         raise answer
@@ -53,7 +53,7 @@ def at_target(step: Step[Outcome], run: Run, run_inputs: RunInputs, inventory: I
     return found
 
 
-def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[Trial, ...]:
+def try_candidates(run: LoadedRun, baseline: Accuracy) -> tuple[Trial, ...]:
     """Make and time every candidate of the job on a worker of its own target; return the trials in the job's order.
 
     A candidate whose target has no worker, or whose worker died, is refused as `infrastructure`.
@@ -61,12 +61,10 @@ def try_candidates(run: Run, inventory: Inventory, baseline: Accuracy) -> tuple[
     Raises:
         StorageFull: every further candidate would fail the same way.
     """
-    names = run.job.candidates_without(inventory.absent)
+    names = run.job.candidates_without(run.inventory.absent)
     # Simulations take longest: started last, they would leave the other workers idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    orders = [
-        (_pool_of(run.job, name), _order(run, inventory, CANDIDATE, name, (baseline, name))) for name in by_length
-    ]
+    orders = [(_pool_of(run.job, name), _order(run, CANDIDATE, name, (baseline, name))) for name in by_length]
     answers = dict(zip(by_length, _gathered(run, CANDIDATE, orders), strict=True))
     return tuple(_trial(name, answers[name]) for name in names)
 
@@ -77,14 +75,14 @@ def _pool_of(job: Job, candidate: str) -> str:
     return job.target if engine in engines_of(job.target) else engine
 
 
-def _order(run: Run, inventory: Inventory, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:
+def _order(run: LoadedRun, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:
     return Order(
         step=step.name,
         label=label,
         place=place_of(run.state, run.store),
         marker=place_marker(run.state, run.store),
         code=code_version(),
-        device=inventory.device_key,
+        device=run.inventory.device_key,
         arguments=keep_arguments(run.store, records, step.takes),
         # Unique per call: a refusal may succeed next time, and the store keeps variants under their own keys.
         answer=os.urandom(16).hex(),

@@ -13,11 +13,12 @@ from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.target_inventory import take_target_inventory
 from tasks.run.context import Run, log, start_run
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.run.settings import state_folder, store_place
 from tasks.storage.blobs import is_address
 from tasks.storage.store import open_store
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
-from tasks.trials.gather import trial_of
+from tasks.trials.gather import try_step
 from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_baseline import measure_baseline
@@ -31,15 +32,14 @@ from validators.errors import InfrastructureError, QuantgateError
 from validators.gates.approval import Approval
 from validators.job.job import Job
 from validators.records.measurements import Accuracy
-from validators.records.run import Champion, Inventory, Trial
-from validators.samples.run_inputs import RunInputs
+from validators.records.run import Champion, Trial
 
 Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
 class Step(Generic[Outcome]):
-    """A step `call(run, given, inventory, *records)`, with the types of its records and of its result.
+    """A step `call(run, *records)`, with the types of its records and of its result.
 
     `times` is True if the whole step measures latency and must be alone on a host; a step that measures only at its end holds
     the limit itself. `needed(run, *records)` is False if the step has nothing to do, so that no worker is needed.
@@ -53,15 +53,13 @@ class Step(Generic[Outcome]):
     needed: Callable[..., bool] = lambda *_: True
 
 
-def try_candidate(run: Run, run_inputs: RunInputs, inventory: Inventory, baseline: Accuracy, name: str) -> Trial:
+def try_candidate(run: LoadedRun, baseline: Accuracy, name: str) -> Trial:
     """Make one candidate, check its kernels and accuracy, and then time it."""
-    made = make_candidate(run, run_inputs, inventory, baseline, name, return_state=True)
-    trial = trial_of(name, made.result(raise_on_failure=False))
+    trial = try_step(name, make_candidate, run, baseline, name)
     if trial.variant is None:
         return trial
-    with timing_phase(inventory):
-        timed = measure_latency(run, run_inputs, inventory, trial, return_state=True)
-        return trial_of(name, timed.result(raise_on_failure=False))
+    with timing_phase(run.inventory):
+        return try_step(name, measure_latency, run, trial)
 
 
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
@@ -70,13 +68,6 @@ def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
 
 def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:
     return run.job.step is not None and any(trial.outcome == "passed" for trial in trials)
-
-
-def _run_own_step(
-    run: Run, run_inputs: RunInputs, _inventory: Inventory, record: str, trials: tuple[Trial, ...]
-) -> tuple[Trial, ...]:
-    judged: tuple[Trial, ...] = run_own_step(run, run_inputs, record, trials)
-    return judged
 
 
 def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
@@ -106,7 +97,7 @@ CONFIRMATION = Step(
 CHAMPION = Step(
     "champion", compare_with_champion, (Accuracy, Trial, Champion | None), Trial, times=True, needed=_may_challenge
 )
-OWN_STEP = Step("own step", _run_own_step, (str, _TRIALS), _TRIALS, needed=_has_own_step)
+OWN_STEP = Step("own step", run_own_step, (str, _TRIALS), _TRIALS, needed=_has_own_step)
 # Promotion runs where the variant was judged: it queries the registered version, and an engine runs nowhere else.
 PROMOTION = Step("promotion", promote, (Approval, Champion | None, str), Champion)
 STEPS: dict[str, Step[Any]] = {
@@ -135,10 +126,10 @@ def fulfil(job: Job, order: Order) -> None:
     outcome: Any
     try:
         source = resolve_source(run)
-        run_inputs = RunInputs(source, load_data(run, source))
+        loaded = with_inputs(run, source, load_data(run, source), inventory)
         records = read_arguments(run.store, order.arguments, step.takes)
         with device_phase(inventory), timing_phase(inventory) if step.times else nullcontext():
-            outcome = step.call(run, run_inputs, inventory, *records)
+            outcome = step.call(loaded, *records)
     except QuantgateError as error:
         log.warning("%s: %s; expected %s; %s", order.label, error.found, error.expected, error.fix)
         outcome = error

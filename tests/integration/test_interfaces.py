@@ -22,7 +22,7 @@ from validators.errors import QuantgateError
 from validators.job.read_job import parse_job, read_job
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples, TensorSpec
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 
 def job_of(folder: Path, case: Interface, tiny: Tiny) -> dict[str, object]:

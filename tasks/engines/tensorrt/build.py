@@ -31,7 +31,7 @@ from validators.job.job_measurement import OperatingPoint
 from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, EngineManifest, ShapeRange
 from validators.records.run import Gpu
 from validators.samples.datasets import TensorSpec
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 # The job's name for axis 0, whatever the model calls it.
 BATCH = "batch"

@@ -30,7 +30,7 @@ from tasks.runtimes.ort_gpu import device_of
 from validators.records.latencies import Latency
 from validators.records.run import Variant
 from validators.samples.datasets import Arrays, rows_of
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 if TYPE_CHECKING:
     from validators.job.job_measurement import Measurement, OperatingPoint

@@ -31,7 +31,7 @@ def test_only_those_behind_are_judged_again_beside_all_others(monkeypatch: pytes
         asked.append((step, *(one.candidate for one in given[-1])))
         return given[-1]
 
-    def judge(run: Any, run_inputs: Any, baseline: Any, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    def judge(run: Any, baseline: Any, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
         asked.append(("judge", *(one.candidate for one in trials)))
         return tuple(replace(one, outcome="passed") for one in trials)
 
@@ -39,6 +39,6 @@ def test_only_those_behind_are_judged_again_beside_all_others(monkeypatch: pytes
     monkeypatch.setattr(quantize, "at_target", at_target)
     monkeypatch.setattr(quantize, "judge_trials", judge)
     nothing: Any = None
-    after = quantize.resumed(nothing, nothing, nothing, nothing, raced)
+    after = quantize.resumed(nothing, nothing, raced)
     assert asked == [(BESIDE_FP16, LEADER, BEHIND, SLOW), ("judge", BEHIND)]
     assert after == Raced((leader, Trial(BEHIND, outcome="passed"), slow))

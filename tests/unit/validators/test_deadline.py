@@ -81,7 +81,7 @@ def test_candidates_leave_time_for_the_winner_and_the_report(tmp_path: Path, mon
     job = Job.model_validate({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}})
     job = job.model_copy(update={"budgets": job.budgets.model_copy(update={"seconds": 100.0})})
     clock = Clock()
-    run = Run(job, tmp_path, "", None, clock, None)  # type: ignore[arg-type]  # neither store nor locks are used
+    run = Run(job, tmp_path, "", None, clock, None, None, None)  # type: ignore[arg-type]  # only the clock is used
     started = clock._budget_from
     for elapsed, candidates, winner in ((79.0, True, True), (81.0, False, True), (96.0, False, False)):
         clock._budget_from = time.monotonic() - elapsed

@@ -21,6 +21,7 @@ from evidence import NAME, TARGET, Version, make_version, new_signer
 from tasks.champion.bundle.verify import VerifiedPart, verify
 from tasks.champion.seal_evidence import _decision
 from tasks.champion.signed_evidence.archive import read_archive
+from tasks.records.result_document import Findings
 from validators.digests import digest_file
 from validators.records.run import Champion
 from validators.records.verdicts import SignOff
@@ -118,11 +119,10 @@ def test_unreadable_name_of_a_version_is_refused(
 )
 def test_seal_records_what_was_decided(champion: str | None, promotes: bool, expected: tuple[bool, str | None]) -> None:
     """A champion that is the same variant stays: its version keeps the evidence that it has."""
-    run: Any = SimpleNamespace(job=SimpleNamespace(target=TARGET))
-    run_inputs: Any = SimpleNamespace(source=SimpleNamespace(name="fraud"))
+    run: Any = SimpleNamespace(job=SimpleNamespace(target=TARGET), source=SimpleNamespace(name="fraud"))
     best: Any = SimpleNamespace(variant=SimpleNamespace(identity="same"))
     present = Champion(NAME, "3", f"champion-{TARGET}", "d", "s", "c", identity=champion) if champion else None
-    decision = _decision(run, run_inputs, best, present, ADA, promotes=promotes)
+    decision = _decision(run, Findings(best=best, champion_before=present, sign_off=ADA), promotes=promotes)
     assert (decision.promotes, decision.replaces) == expected
     assert (decision.model, decision.target, decision.sign_off) == (NAME, TARGET, ADA)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from databases import lend_mlflow
+from runs import run_in
 
 from tasks.champion.ask_approval import question_key
 from tasks.champion.compare_champion import compare_with_champion, judge_device
@@ -29,8 +30,7 @@ from tasks.registry.champion_slot import (
 from tasks.registry.mlflow_registry import connect
 from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
+from tasks.run.loaded_run import with_inputs
 from validators.job.read_job import parse_job
 from validators.records.bundle import CodeFacts, EvidenceRecord, PromotionDecision
 from validators.records.journal import JOURNAL, ROLLED_BACK, Journal, RolledBack, tag_of
@@ -151,19 +151,20 @@ def test_retry_finds_the_champion_from_before_its_own_promotion(registry: Mlflow
 def run_of(folder: Path) -> Run:
     document = {"source": "models:/m/1", "target": "cpu", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    return Run(parse_job(document, base=folder), folder, uri, Store(folder / "store"), Clock(), FolderLocks(folder))
+    return run_in(folder, parse_job(document, base=folder), tracking_uri=uri)
 
 
 def beside(folder: Path, champion: Champion) -> Trial:
     """The winner beside a champion of which there is nothing to run; with `--replace-device`."""
     accuracy = Accuracy("accuracy", 1.0, 10, Path("scores"), Path("finite"))
     best = Trial(f"{NAME}@ort-cpu", "passed", variant=variant(ORT), accuracy=accuracy)
-    run, nothing = run_of(folder), SimpleNamespace()
+    nothing: Any = SimpleNamespace()
     inventory: Any = SimpleNamespace(absent=(), device_key="i5 [avx2] x8; o 1")
+    run = with_inputs(run_of(folder), nothing, nothing, inventory)
     judged = judge_device(inventory, best, champion, replace_device=True)
     assert judged.outcome == "passed"
     compared: Any = compare_with_champion
-    trial: Trial = compared.fn(run, nothing, inventory, accuracy, judged, champion)
+    trial: Trial = compared.fn(run, accuracy, judged, champion)
     return trial
 
 

@@ -12,17 +12,14 @@ from advice import settings_of
 from conftest import Tiny, tiny_samples
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from runs import run_in
 
 from tasks.evidence.load_data import load_data
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from validators.digests import digest_model
 from validators.errors import JobError
 from validators.job.read_job import parse_job
 from validators.records.run import Source
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -34,7 +31,7 @@ def loaded(tiny: Tiny, folder: Path, arrays: dict[str, Any], **data: Any) -> Evi
     np.savez(folder / "calibration.npz", **calibration)
     files = {"calibration": str(folder / "calibration.npz"), "evaluation": str(folder / "evaluation.npz")}
     job = parse_job(tiny.job(data=files | {"ignore": ["patient"]} | data), base=folder)
-    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    run = run_in(folder, job)
     return load_data.fn(run, Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"))
 
 
@@ -92,7 +89,7 @@ def judged(
     np.savez(folder / "data.npz", **arrays)
     data = {"calibration": str(folder / "data.npz"), "evaluation": str(folder / "data.npz")}
     told: dict[str, Any] = {"source": "model.onnx", "target": "ort-cpu", "data": data, "gates": {"max_drop": 0.5}}
-    run = Run(parse_job(told | keys, base=folder), folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    run = run_in(folder, parse_job(told | keys, base=folder))
     return load_data.fn(run, Source("m", "m", None, "0", folder / "model.onnx", "file"))
 
 

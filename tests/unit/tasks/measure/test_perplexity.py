@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 from scipy.special import log_softmax
 
 from tasks.measure.inventory import take_inventory
@@ -27,20 +28,17 @@ from tasks.measure.metrics.perplexity import (
     score_windows,
     targets_of,
 )
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
+from tasks.run.loaded_run import with_inputs
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from validators.errors import DataError, JobError
 from validators.gates.accuracy import judge_drop
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
-from validators.records.run import SessionSettings, Variant
+from validators.records.run import SessionSettings, Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
+from validators.samples.evidence import Evidence
 from validators.samples.labels import IGNORED
-from validators.samples.run_inputs import Evidence
 
 VOCABULARY, SEQUENCE = 7, 9
 INPUT = TensorSpec("input_ids", "int64", ("batch", "sequence"))
@@ -236,14 +234,15 @@ def measured(tmp_path: Path) -> Any:
     evidence = Evidence((INPUT,), LOGITS, samples, samples, None, None, np.zeros(300, bool))
     files = {"calibration": "evaluation.npz", "evaluation": "evaluation.npz"}
     job = parse_job({"source": "m.onnx", "data": files, "metric": "perplexity"}, base=tmp_path)
-    run = Run(job, tmp_path, "", Store(tmp_path / "store"), Clock(), FolderLocks(tmp_path))
-    inventory = take_inventory("ort-cpu")
+    run = run_in(tmp_path, job)
+    source = Source("m", "m", None, "0", tmp_path / "m.onnx", "file")
+    loaded = with_inputs(run, source, evidence, take_inventory("ort-cpu"))
 
     def measure(table: NDArray[np.float32], baseline: Accuracy | None = None) -> Accuracy:
         path, settings = bigram(tmp_path, table), SessionSettings("CPUExecutionProvider", 1)
         variant = Variant("bigram", path, str(table.tobytes()), 0, settings)
         reference = Reference(baseline, variant) if baseline else None
-        return measure_accuracy(run, evidence, inventory, variant, reference)[0]
+        return measure_accuracy(loaded, variant, reference)[0]
 
     return measure, reference, samples.inputs["input_ids"]
 

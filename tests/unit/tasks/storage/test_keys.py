@@ -12,14 +12,13 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 
 from tasks.engines.tensorrt import builder
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.slow_parts import SlowParts
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.storage.store import Store
 from tasks.trials import materials
 from tasks.trials.inspect_variant import coverage_of, sanity_of
@@ -33,7 +32,7 @@ from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, BuiltEngine, EngineManifest
 from validators.records.run import Gpu, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 FAST = "int8-static-minmax-pc-fast@ort-cpu"
@@ -65,23 +64,20 @@ class Shop:
         self.tiny, self.model, self.inventory = tiny, model, inventory
         self.folder, self.store = folder, Store(folder / "store")
 
-    def run(self, **changes: object) -> Run:
-        """The run of a job with some changes."""
+    def run(self, *, output: str = "logits", evaluation: Path | None = None, **changes: object) -> LoadedRun:
+        """The run of a job with some changes, its samples and the judged output."""
         job = parse_job(self.tiny.job(**changes), base=self.folder)
-        return Run(job, self.folder, "", self.store, Clock(), FolderLocks(self.folder))
-
-    def run_inputs(self, output: str = "logits", evaluation: Path | None = None) -> RunInputs:
-        """The samples, with the judged output."""
         spec = TensorSpec("x", "float32", ("batch", FEATURES))
         calibration = load_samples(self.tiny.calibration, (spec,), label="label", role="calibration")
         samples = load_samples(evaluation or self.tiny.evaluation, (spec,), label="label", role="evaluation")
         judged = TensorSpec(output, "float32", ("batch", CLASSES if output == "logits" else 2))
         evidence = Evidence((spec,), judged, calibration, samples, None, None, np.zeros(len(samples), bool))
-        return RunInputs(Source("tiny", "tiny", None, digest_model(self.model), self.model, "file"), evidence)
+        source = Source("tiny", "tiny", None, digest_model(self.model), self.model, "file")
+        return with_inputs(run_in(self.folder, job, store=self.store), source, evidence, self.inventory)
 
     def variant(self, name: str, *, output: str = "logits", **changes: object) -> tuple[Variant, bool]:
         """The variant of a candidate, and whether it was in the store."""
-        made, was_there = variant_from_store(self.run(**changes), self.run_inputs(output), self.inventory, decode(name))
+        made, was_there = variant_from_store(self.run(output=output, **changes), decode(name))
         assert made.variant is not None, made.refusal
         return made.variant, was_there
 
@@ -107,7 +103,7 @@ def test_kept_parts_are_chosen_for_each_judged_output(shop: Shop) -> None:
 
 def test_fast_variant_is_made_for_each_finding_of_a_profile(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device profiles again; its variant is another one only if it finds other products."""
-    prepared = materials.materials_of(shop.run(), shop.run_inputs(), shop.inventory).prepared()
+    prepared = materials.materials_of(shop.run()).prepared()
     graph = onnx.load(prepared).graph
     nodes = [node.name for node in graph.node if node.op_type in {"MatMul", "Gemm"}]
     findings = {"one": nodes[0], "same": nodes[0], "other": nodes[1]}
@@ -164,7 +160,7 @@ def test_smoothed_variant_is_made_for_each_seed(shop: Shop, name: str) -> None:
 def test_saturation_is_measured_for_each_judged_output(shop: Shop) -> None:
     trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
     for output in ("logits", "other", "logits"):
-        measure_saturation.fn(shop.run(), shop.run_inputs(output), shop.inventory, (trial,))
+        measure_saturation.fn(shop.run(output=output), (trial,))
     assert shop.count("saturation") == 2
 
 
@@ -172,19 +168,19 @@ def test_saturation_is_measured_for_each_runtime(shop: Shop) -> None:
     trial = Trial(PLAIN, variant=shop.variant(PLAIN)[0])
     for version in ("1.0", "2.0"):
         other = replace(shop.inventory, runtimes={"onnxruntime": version})
-        measure_saturation.fn(shop.run(), shop.run_inputs(), other, (trial,))
+        measure_saturation.fn(replace(shop.run(), inventory=other), (trial,))
     assert shop.count("saturation") == 2
 
 
 def test_coverage_is_shared_by_jobs_that_time_otherwise(shop: Shop) -> None:
     """A request of another size is another profile; more launches of the same request are not."""
-    run, run_inputs, variant = shop.run(), shop.run_inputs(), shop.variant(PLAIN)[0]
+    run, variant = shop.run(), shop.variant(PLAIN)[0]
     longer, larger = (
         shop.run(measurement={"max_other_load": None} | more) for more in ({"launches": 3}, {"batch_sizes": [4]})
     )
-    had = [coverage_of(one, run_inputs, shop.inventory, variant)[1] for one in (run, longer, larger)]
+    had = [coverage_of(one, variant)[1] for one in (run, longer, larger)]
     assert had == [False, True, False]
-    assert [sanity_of(one, run_inputs, shop.inventory, variant)[1] for one in (run, longer, larger)] == [
+    assert [sanity_of(one, variant)[1] for one in (run, longer, larger)] == [
         False,
         True,
         True,
@@ -192,13 +188,13 @@ def test_coverage_is_shared_by_jobs_that_time_otherwise(shop: Shop) -> None:
 
 
 def test_sanity_is_asked_anew_beside_another_baseline(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, run_inputs, variant = shop.run(), shop.run_inputs(), shop.variant(PLAIN)[0]
-    baseline = baseline_variant(run, run_inputs, shop.inventory)
+    run, variant = shop.run(), shop.variant(PLAIN)[0]
+    baseline = baseline_variant(run)
     had = []
     for threads in (1, 2, 1):
         other = replace(baseline, session=replace(baseline.session, threads=threads))
         monkeypatch.setattr("tasks.trials.inspect_variant.baseline_variant", lambda *_, other=other: other)
-        had.append(sanity_of(run, run_inputs, shop.inventory, variant)[1])
+        had.append(sanity_of(run, variant)[1])
     assert had == [False, False, True]
 
 
@@ -207,7 +203,7 @@ def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Pat
     np.savez(tmp_path / "other.npz", **tiny_samples(32, 5))
     variant = shop.variant(PLAIN)[0]
     for evaluation in (None, tmp_path / "other.npz", None):
-        _kernel_costs(shop.run(), shop.run_inputs(evaluation=evaluation), shop.inventory, variant)
+        _kernel_costs(shop.run(evaluation=evaluation), variant)
     assert shop.count("kernel-times") == 2
 
 

@@ -15,15 +15,13 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny
 from onnx import TensorProto, helper, numpy_helper
+from runs import run_in
 
 from tasks.champion.manifest import manifest_of, runtime_requirements, variant_folder
 from tasks.engines.tensorrt import build as builder
 from tasks.measure.inventory import take_inventory
 from tasks.records.candidate_record import _files
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.trials.build_engine import with_engine
 from tasks.trials.make_candidate import refused
 from tasks.trials.materials import variant_from_store
@@ -37,7 +35,7 @@ from validators.records.engines import BuildSettings, BuiltEngine, EngineLayer, 
 from validators.records.run import Gpu, Inventory, Proof, SessionSettings, Source, Trial, Variant
 from validators.records.verdicts import Verdict
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER, TENSORRT
 
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.95.05", 150_000_000_000)
@@ -48,18 +46,15 @@ ON_GPU = replace(WITHOUT, target="tensorrt", gpu=GPU)
 ALWAYS = frozenset({"drop", "finite", "same_outputs"})
 
 
-@pytest.fixture
-def run_inputs(tiny: Tiny) -> RunInputs:
+def run_of(tiny: Tiny, folder: Path, inventory: Inventory, **changes: object) -> LoadedRun:
     spec = TensorSpec("x", "float32", ("batch", FEATURES))
     samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
     logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    return RunInputs(Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence)
-
-
-def run_of(tiny: Tiny, folder: Path, **changes: object) -> Run:
-    job = parse_job(tiny.job(**changes), base=folder)
-    return Run(job, folder / "state", "", Store(folder / "state" / "store"), Clock(), FolderLocks(folder))
+    run = run_in(folder / "state", parse_job(tiny.job(**changes), base=folder))
+    return with_inputs(
+        run, Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file"), evidence, inventory
+    )
 
 
 def variant_of(model: Path) -> Variant:
@@ -89,14 +84,14 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, built: list[dict[str, Any]]
+    tiny: Tiny, tmp_path: Path, built: list[dict[str, Any]]
 ) -> None:
     """One is for this GPU and measured; the other for those that the job names, and simulated by the processor."""
-    run = run_of(tiny, tmp_path, engines={"workspace_mb": 64, "tf32": False, "ahead_of_time": ["8.9"]})
-    measured = with_engine(run, run_inputs, ON_GPU, variant_of(tiny.model))
+    run = run_of(tiny, tmp_path, ON_GPU, engines={"workspace_mb": 64, "tf32": False, "ahead_of_time": ["8.9"]})
+    measured = with_engine(run, variant_of(tiny.model))
     assert measured.engine is not None and measured.loaded == measured.engine.path != tiny.model
     assert (measured.proof, measured.session.provider) == ("measured", TENSORRT)
-    looked_at = with_engine(run, run_inputs, WITHOUT, variant_of(tiny.model))
+    looked_at = with_engine(replace(run, inventory=WITHOUT), variant_of(tiny.model))
     assert looked_at.engine is not None and looked_at.loaded == tiny.model
     assert (looked_at.proof, looked_at.session.provider) == ("aot-checked", CPU_PROVIDER)
     assert looked_at.session.optimization == "basic" and any("8.9, never run" in note for note in looked_at.notes)
@@ -107,15 +102,15 @@ def test_on_a_gpu_the_engine_answers_and_elsewhere_its_file(
     # Requests of one sample, and the 32 at once that accuracy is measured on.
     shape = here.profile["x"]
     assert (shape.minimum, shape.optimum, shape.maximum) == ((1, FEATURES), (1, FEATURES), (32, FEATURES))
-    with_engine(run, run_inputs, ON_GPU, variant_of(tiny.model))
+    with_engine(run, variant_of(tiny.model))
     assert len(built) == 2, "taken from the store"
     other = replace(ON_GPU, gpu=replace(GPU, driver="581.0"))
-    with_engine(run, run_inputs, other, variant_of(tiny.model))
+    with_engine(replace(run, inventory=other), variant_of(tiny.model))
     assert len(built) == 3, "another driver, another engine"
 
 
 def test_of_several_engines_the_one_covering_least_is_looked_at(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """INT8 for 8.9 and, of the same file, float16 for 12.0: what is said of the variant is what holds for both."""
     names = [node.name for node in onnx.load(tiny.model).graph.node]
@@ -132,15 +127,13 @@ def test_of_several_engines_the_one_covering_least_is_looked_at(
 
     monkeypatch.setattr(builder, "build_engine", build)
     for order in (["8.9", "12.0"], ["12.0", "8.9"]):
-        run = run_of(tiny, tmp_path / order[0], engines={"ahead_of_time": order})
-        variant = with_engine(run, run_inputs, WITHOUT, variant_of(tiny.model))
+        run = run_of(tiny, tmp_path / order[0], WITHOUT, engines={"ahead_of_time": order})
+        variant = with_engine(run, variant_of(tiny.model))
         assert variant.engine is not None and variant.engine.manifest.compute_capability == "12.0"
         assert any(f"{order[0]} and {order[1]}, never run" in note for note in variant.notes)
 
 
-def test_what_the_linter_calls_broken_is_not_built(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, built: list[dict[str, Any]]
-) -> None:
+def test_what_the_linter_calls_broken_is_not_built(tiny: Tiny, tmp_path: Path, built: list[dict[str, Any]]) -> None:
     """A zero point other than 0, which TensorRT's parser refuses: by rule, node and fix, before any build."""
     constants = {"scale": np.float32(0.1), "zero": np.int8(3), "w": np.eye(4, dtype=np.float32)}
     nodes = [
@@ -157,12 +150,12 @@ def test_what_the_linter_calls_broken_is_not_built(
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
     with pytest.raises(CandidateRefused, match=r"TRT001 .* at node planted") as caught:
-        with_engine(run_of(tiny, tmp_path), run_inputs, ON_GPU, variant_of(tmp_path / "m.onnx"))
+        with_engine(run_of(tiny, tmp_path, ON_GPU), variant_of(tmp_path / "m.onnx"))
     assert caught.value.kind == "invalid" and caught.value.fix and not built
 
 
 def test_the_log_of_a_build_that_failed_outlasts_it(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes with the refusal into the candidate's run; the store keeps no engine."""
 
@@ -171,9 +164,9 @@ def test_the_log_of_a_build_that_failed_outlasts_it(
         raise CandidateRefused(kind="unsupported", found="no kernels", expected="some", fix="none")
 
     monkeypatch.setattr(builder, "build_engine", build)
-    run = run_of(tiny, tmp_path)
+    run = run_of(tiny, tmp_path, ON_GPU)
     with pytest.raises(CandidateRefused, match="no kernels") as caught:
-        with_engine(run, run_inputs, ON_GPU, variant_of(tiny.model))
+        with_engine(run, variant_of(tiny.model))
     assert caught.value.log is not None and caught.value.log.read_text() == "all that it said"
     trial = refused("fp16@tensorrt", caught.value)
     assert list(_files(trial)) == [(caught.value.log, "engine/build.log")]
@@ -190,23 +183,27 @@ def test_the_log_of_a_build_that_failed_outlasts_it(
     ],
 )
 def test_the_baseline_runs_where_the_variants_do(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, built: list[dict[str, Any]], target: str, inventory: Inventory,
+    tiny: Tiny, tmp_path: Path, built: list[dict[str, Any]], target: str, inventory: Inventory,
     provider: str, options: dict[str, str],
 ) -> None:  # fmt: skip
     """On the target's device where that is here, with the job's options; else on the processor."""
-    run = run_of(tiny, tmp_path, target=target, candidates=["fp16@tensorrt"], provider_options={"use_tf32": "0"})
-    baseline = baseline_variant(run, run_inputs, inventory)
+    options_of_job = {"use_tf32": "0"}
+    run = run_of(
+        tiny, tmp_path, inventory, target=target, candidates=["fp16@tensorrt"], provider_options=options_of_job
+    )
+    baseline = baseline_variant(run)
     assert baseline.session.provider == provider and baseline.proof == "measured"
     assert baseline.session.provider_options == options
     assert (baseline.engine is not None) == (provider == TENSORRT) == bool(built)
 
 
 def test_an_engine_is_registered_with_what_it_is_bound_to(
-    tiny: Tiny, tmp_path: Path, run_inputs: RunInputs, built: list[dict[str, Any]]
+    tiny: Tiny, tmp_path: Path, built: list[dict[str, Any]]
 ) -> None:
     """The portable file, the engine, its timing cache, and the manifest that the consumer compares with its machine."""
-    variant = with_engine(run_of(tiny, tmp_path), run_inputs, ON_GPU, replace(variant_of(tiny.model)))
-    manifest = manifest_of(run_inputs, ON_GPU, variant, None)
+    run = run_of(tiny, tmp_path, ON_GPU)
+    variant = with_engine(run, replace(variant_of(tiny.model)))
+    manifest = manifest_of(run, variant, None)
     assert set(manifest["files"]) == {tiny.model.name, "engine.plan", "timing.cache"}
     assert (manifest["runtime"], manifest["runtime_version"]) == ("tensorrt", "11.4.0.106")
     bound = manifest["engine"]
@@ -216,22 +213,20 @@ def test_an_engine_is_registered_with_what_it_is_bound_to(
     required = runtime_requirements(ON_GPU, variant)
     assert required[0] == "tensorrt==11.4.0.106" and any(name.startswith("cuda-bindings==") for name in required)
     assert not any(name.startswith("onnxruntime") for name in required)
-    assert (
-        manifest_of(run_inputs, WITHOUT, baseline_variant(run_of(tiny, tmp_path), run_inputs, WITHOUT), None)["engine"]
-        is None
-    )
+    elsewhere = replace(run, inventory=WITHOUT)
+    assert manifest_of(elsewhere, baseline_variant(elsewhere), None)["engine"] is None
 
 
-def test_fast_candidate_without_useless_pairs_is_refused(tiny: Tiny, tmp_path: Path, run_inputs: RunInputs) -> None:
+def test_fast_candidate_without_useless_pairs_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     """By real engines, in which each product is an INT8 kernel; nothing here times them."""
     pytest.importorskip("tensorrt_rtx", reason="its wheels are for x86-64 Linux alone")
     name = "int8-static-minmax-pc-fast@tensorrt"
-    run = run_of(tiny, tmp_path, target="tensorrt", candidates=[name])
-    made, was_there = variant_from_store(run, run_inputs, WITHOUT, decode(name))
+    run = run_of(tiny, tmp_path, WITHOUT, target="tensorrt", candidates=[name])
+    made, was_there = variant_from_store(run, decode(name))
     assert made.refusal is not None and made.refusal.kind == "unsupported" and not was_there
     assert "whose removal would leave fewer layers" in made.refusal.reason
     assert "timed on a GPU, and none is here" in made.refusal.reason
-    assert variant_from_store(run, run_inputs, WITHOUT, decode(name))[1]
+    assert variant_from_store(run, decode(name))[1]
 
 
 def test_what_never_ran_is_never_promoted(tiny: Tiny) -> None:

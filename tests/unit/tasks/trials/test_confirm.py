@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import run_in
 from test_judge import Bench, N, good_trial, latency, make_job, right
 
-from tasks.run.clock import Clock
 from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import confirm
 from tasks.trials.confirm import ConfirmedTrials, confirm_winner
 from validators.errors import CandidateRefused
@@ -47,13 +45,9 @@ class Rehearsal:
         self.baseline = bench.accuracy(np.ones(N))
         self.bench, self.asked = bench, []
         job = make_job(**changes)
-        self.run = Run(
-            job, bench.folder, "sqlite://", Store(bench.folder / "store"), Clock(), FolderLocks(bench.folder)
-        )
+        self.run: Any = run_in(bench.folder, job)
 
-        def measured(
-            run: Run, given: Any, inventory: Any, trial: Trial, confidence: float, beside: Variant | None = None
-        ) -> Any:
+        def measured(run: Run, trial: Trial, confidence: float, beside: Variant | None = None) -> Any:
             self.asked.append((trial.candidate, confidence))
             speedup = anew.get(trial.candidate, SPEED[trial.candidate])
             if beside is not None:
@@ -62,7 +56,7 @@ class Rehearsal:
                 raise speedup
             return latency(Estimate(speedup, speedup * 0.98, speedup * 1.02))
 
-        def judged_data(run: Run, given: Any, baseline: Accuracy) -> Any:
+        def judged_data(run: Run, baseline: Accuracy) -> Any:
             kept = KEPT if job.confirmation.share else np.zeros(N, bool)
             return confirm.JudgedData(job, baseline, 1000, kept, {})
 
@@ -82,8 +76,7 @@ class Rehearsal:
             )
             for name, given in scores.items()
         )
-        nothing: Any = None
-        return confirm_winner.fn(self.run, nothing, nothing, self.baseline, trials)
+        return confirm_winner.fn(self.run, self.baseline, trials)
 
 
 def test_the_first_that_passes_again_wins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +126,7 @@ def test_the_agreement_is_confirmed_on_kept_prompts(bench: Bench, monkeypatch: p
     answers = {FAST: Agreement(64, (0.5,) * 30 + (1.0,) * 70), SLOWER: Agreement(64, (1.0,) * 100)}
     asked = []
 
-    def answered(run: Any, inputs: Any, inventory: Any, variant: Variant, *, confirmation: bool) -> Any:
+    def answered(run: Any, variant: Variant, *, confirmation: bool) -> Any:
         asked.append((variant.candidate, confirmation))
         return answers[variant.candidate], False
 

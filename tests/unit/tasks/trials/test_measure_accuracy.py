@@ -11,6 +11,7 @@ import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
 from processors import HERE
+from runs import run_in
 
 from tasks.engines.variants import make_variant
 from tasks.measure.inventory import take_inventory
@@ -22,12 +23,9 @@ from tasks.measure.metrics.texts import make_decoder
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.run.clock import Clock
-from tasks.run.context import Run
 from tasks.run.footprint import Footprint
+from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import open_session
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import measure_accuracy as module
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
@@ -36,9 +34,9 @@ from validators.job.job_data import TextDecoding
 from validators.job.metric_facts import METRICS
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
-from validators.records.run import SessionSettings, Variant
+from validators.records.run import SessionSettings, Source, Variant
 from validators.samples.datasets import TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence
+from validators.samples.evidence import Evidence
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +101,14 @@ def measured(
     evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
     gates = {"min_sqnr_db": 10.0}
     job = parse_job(tiny.job() | {"metric": metric, "gates": gates}, base=folder)
-    run = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    run = run_in(folder, job)
     settings = SessionSettings("CPUExecutionProvider", 2)
     variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
-    inventory = take_inventory("ort-cpu")
-    baseline, _ = measure_accuracy(run, evidence, inventory, variants[0], None)
+    source = Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file")
+    loaded = with_inputs(run, source, evidence, take_inventory("ort-cpu"))
+    baseline, _ = measure_accuracy(loaded, variants[0], None)
     reference = Reference(baseline, variants[0])
-    return baseline, measure_accuracy(run, evidence, inventory, variants[1], reference, watch_of=watch_of)[0]
+    return baseline, measure_accuracy(loaded, variants[1], reference, watch_of=watch_of)[0]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement", "sqnr"])

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_in
 
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from tasks.trials import measure_fp16 as step
 from validators.errors import CandidateRefused
 from validators.gates.resource import judge_speedup_fp16
@@ -33,9 +30,8 @@ def trial(name: str, *, provider: str = "TensorRT", timed: bool = True) -> Trial
 
 def measure(folder: Path, *trials: Trial) -> dict[str, Trial]:
     job = parse_job({"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}, base=folder)
-    run = Run(job, folder, "sqlite://", Store(folder), Clock(), FolderLocks(folder))
-    given: Any = None
-    return {one.candidate: one for one in step.measure_beside_fp16.fn(run, given, given, trials)}
+    run: Any = run_in(folder, job)
+    return {one.candidate: one for one in step.measure_beside_fp16.fn(run, trials)}
 
 
 def test_each_is_timed_beside_the_float16_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +39,7 @@ def test_each_is_timed_beside_the_float16_of_its_target(tmp_path: Path, monkeypa
     and what the processor runs are left as they are."""
     pairs = []
 
-    def latency_of(run: Any, given: Any, inventory: Any, baseline: Variant, variant: Variant, point: Any) -> Any:
+    def latency_of(run: Any, baseline: Variant, variant: Variant, point: Any) -> Any:
         pairs.append((baseline.candidate, variant.candidate))
         return replace(LATENCY, speedup=Estimate(1.3, 1.2, 1.4)), False
 

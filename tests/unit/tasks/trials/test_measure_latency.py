@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Tiny
+from runs import run_in
 
 from tasks.measure import request
 from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.measure.request import draw_requests, request_batch
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.trials import measure_latency as step
 from validators.job.job_measurement import Measurement, OperatingPoint
 from validators.job.read_job import parse_job
@@ -25,7 +23,7 @@ from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Inventory, SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import Samples, TensorSpec, load_samples
-from validators.samples.run_inputs import Evidence, RunInputs
+from validators.samples.evidence import Evidence
 
 CLEAN = Latency(
     1, 1.0, None, None, 60, 2.0, None, None, Estimate(2.0, 1.9, 2.1), 6, 5.0, 80.0, 9.0, 120.0, Path("samples.npz")
@@ -38,26 +36,19 @@ def inventory() -> Inventory:
     return take_inventory("ort-cpu")
 
 
-def run_inputs(tiny: Tiny) -> RunInputs:
-    """The tiny model with its evaluation samples."""
+def evidence_of(tiny: Tiny) -> Evidence:
+    """The evaluation samples of the tiny model."""
     spec = TensorSpec("x", "float32", ("batch", 64))
     samples: Samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
     logits, kept = TensorSpec("logits", "float32", ("batch", 4)), np.zeros(len(samples), bool)
-    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    return RunInputs(Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file"), evidence)
+    return Evidence((spec,), logits, samples, samples, None, None, kept)
 
 
-def run_with(tiny: Tiny, folder: Path, **measurement: Any) -> Run:
+def run_with(tiny: Tiny, folder: Path, inventory: Inventory, **measurement: Any) -> LoadedRun:
     """The run of a job on the tiny model."""
     job = parse_job(tiny.job(measurement=measurement), base=folder)
-    return Run(
-        job,
-        folder / "state",
-        "sqlite://",
-        Store(folder / "state" / "store"),
-        Clock(),
-        FolderLocks(folder),
-    )
+    source = Source("tiny.onnx", "tiny", None, "1" * 64, tiny.model, "file")
+    return with_inputs(run_in(folder / "state", job), source, evidence_of(tiny), inventory)
 
 
 def trial_of(tiny: Tiny, folder: Path) -> Trial:
@@ -90,8 +81,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
     return plant
 
 
-def measure(run: Run, tiny: Tiny, inventory: Inventory, folder: Path) -> Trial:
-    trial: Trial = step.measure_latency.fn(run, run_inputs(tiny), inventory, trial_of(tiny, folder))
+def measure(run: LoadedRun, tiny: Tiny, folder: Path) -> Trial:
+    trial: Trial = step.measure_latency.fn(run, trial_of(tiny, folder))
     return trial
 
 
@@ -101,15 +92,15 @@ def test_disturbed_measurement_is_repeated_and_loses_no_trial(
     """Its figures and reason come back beside the accuracy, once; the next run measures; the clean result is then kept."""
     noisy = replace(CLEAN, speedup=Estimate(1.7), disturbance="others were busy")
     calls = planted(noisy, CLEAN)
-    run = run_with(tiny, tmp_path)
-    first = measure(run, tiny, inventory, tmp_path)
+    run = run_with(tiny, tmp_path, inventory)
+    first = measure(run, tiny, tmp_path)
     assert first.refusal is None and first.accuracy is not None and not first.cached
     assert first.latency is not None and first.latency.disturbance == "others were busy"
     assert first.latency.speedup == Estimate(1.7) and len(calls) == 1
     assert first.latency.samples_path.exists() and not list((run.store.root / "latency").iterdir())
-    second = measure(run, tiny, inventory, tmp_path)
+    second = measure(run, tiny, tmp_path)
     assert second.latency is not None and second.latency.disturbance == "" and len(calls) == 2
-    again = measure(run, tiny, inventory, tmp_path)
+    again = measure(run, tiny, tmp_path)
     assert again.latency == second.latency and len(calls) == 2
     assert again.latency is not None and again.latency.samples_path.is_relative_to(run.store.root)
 
@@ -120,13 +111,13 @@ def test_every_combination_is_measured_and_the_first_decides(
     """Two batch sizes and two thread counts, the first of which is all cores; threads change slowest, so that lists of the
     job read in their order. A point that another job shares is taken from the store."""
     calls = planted(CLEAN)
-    run = run_with(tiny, tmp_path, batch_sizes=[3, 1], threads=[0, 1])
-    trial = measure(run, tiny, inventory, tmp_path)
+    run = run_with(tiny, tmp_path, inventory, batch_sizes=[3, 1], threads=[0, 1])
+    trial = measure(run, tiny, tmp_path)
     cores = usable_cores()
     assert [call["shape"] for call in calls] == [(3, 64), (1, 64), (3, 64), (1, 64)]
     assert [call["threads"] for call in calls] == [(cores, cores), (cores, cores), (1, 1), (1, 1)]
     assert trial.latency is not None and trial.latency.batch_size == 3
-    measure(run_with(tiny, tmp_path, batch_sizes=[1, 4], threads=1), tiny, inventory, tmp_path)
+    measure(run_with(tiny, tmp_path, inventory, batch_sizes=[1, 4], threads=1), tiny, tmp_path)
     assert [call["shape"] for call in calls[4:]] == [(4, 64)]
 
 
@@ -135,7 +126,7 @@ def test_another_price_repeats_no_measurement(
 ) -> None:
     calls = planted(CLEAN)
     for price in (None, 1.0, 2.0):
-        measure(run_with(tiny, tmp_path, price_per_hour=price), tiny, inventory, tmp_path)
+        measure(run_with(tiny, tmp_path, inventory, price_per_hour=price), tiny, tmp_path)
     assert len(calls) == 1
 
 
@@ -163,8 +154,8 @@ def test_run_on_a_busy_machine_times_with_the_threads_left(
 ) -> None:
     """Unless the job says with how many; the variant keeps those of its session."""
     calls = planted(CLEAN)
-    run = replace(run_with(tiny, tmp_path, threads=asked), timed_threads=1)
-    measured = measure(run, tiny, inventory, tmp_path)
+    run = replace(run_with(tiny, tmp_path, inventory, threads=asked), timed_threads=1)
+    measured = measure(run, tiny, tmp_path)
     assert [call["threads"] for call in calls] == [threads]
     assert measured.variant is not None and measured.variant.session.threads == 2
 
@@ -183,18 +174,18 @@ def test_finalists_in_turn_have_the_median_of_three_launches(
     """Each launch is measured by itself, and kept by its index: no result is taken for another's."""
     disturbed = replace(CLEAN, speedup=Estimate(1.0, None, None), disturbance="a busy machine")
     calls = planted(*(replace(CLEAN, speedup=Estimate(one, one, one)) if one else disturbed for one in ratios))
-    run, given, trial = run_with(tiny, tmp_path), run_inputs(tiny), trial_of(tiny, tmp_path)
-    assert step.measure_in_turn.fn(run, given, inventory, trial, trial) == found
+    run, trial = run_with(tiny, tmp_path, inventory), trial_of(tiny, tmp_path)
+    assert step.measure_in_turn.fn(run, trial, trial) == found
     assert len(calls) == (3 if found else 2)
     if found:
-        assert step.measure_in_turn.fn(run, given, inventory, trial, trial) == found and len(calls) == 3
+        assert step.measure_in_turn.fn(run, trial, trial) == found and len(calls) == 3
 
 
 def test_a_request_has_the_sizes_of_its_point(tiny: Tiny) -> None:
     """A dynamic axis is cut, or padded with zeros; samples are repeated where there are too few."""
-    samples = run_inputs(tiny).evidence.evaluation
+    samples = evidence_of(tiny).evaluation
     spec = TensorSpec("x", "float32", ("batch", "features"))
-    evidence = replace(run_inputs(tiny).evidence, inputs=(spec,))
+    evidence = replace(evidence_of(tiny), inputs=(spec,))
     data = samples.inputs["x"]
     short = request_batch(evidence, OperatingPoint(2, {"features": 10}, 0))["x"]
     np.testing.assert_array_equal(short, data[:2, :10])
@@ -214,14 +205,14 @@ def test_requests_are_different_samples_of_the_evaluation_data(
 ) -> None:
     """Drawn by the seed; the confirmation has requests of its own, of the rows that had no say in the choice."""
     calls = planted(CLEAN)
-    evidence = run_inputs(tiny).evidence
+    evidence = evidence_of(tiny)
     kept = np.arange(len(evidence.evaluation)) % 3 == 0
-    those = replace(run_inputs(tiny), evidence=replace(evidence, confirmation=kept))
-    run = run_with(tiny, tmp_path, batch_sizes=[4])
+    run = run_with(tiny, tmp_path, inventory, batch_sizes=[4])
+    run = replace(run, evidence=replace(evidence, confirmation=kept))
     variant = trial_of(tiny, tmp_path).variant
     assert variant is not None
     for purpose in ("selection", "confirmation", "selection"):
-        step.latency_of(run, those, inventory, variant, variant, run.job.measurement.points[0], purpose=purpose)
+        step.latency_of(run, variant, variant, run.job.measurement.points[0], purpose=purpose)
     assert [call["drawn"].shape for call in calls] == [(64, 4, 64)] * 2
     chosen, confirming = (rows_in(evidence.evaluation, call["drawn"]) for call in calls)
     assert len(set(chosen)) == len(set(confirming)) == 256
@@ -233,18 +224,18 @@ def test_stored_latencies_belong_to_their_requests(
 ) -> None:
     """Another seed draws others, and is measured anew; the same one finds what there is."""
     calls = planted(CLEAN)
-    run = run_with(tiny, tmp_path)
+    run = run_with(tiny, tmp_path, inventory)
     other = replace(run, job=run.job.model_copy(update={"seed": run.job.seed + 1}))
     for one in (run, other, run, other):
-        measure(one, tiny, inventory, tmp_path)
+        measure(one, tiny, tmp_path)
     assert len(calls) == 2
-    first, second = (rows_in(run_inputs(tiny).evidence.evaluation, call["drawn"]) for call in calls)
+    first, second = (rows_in(evidence_of(tiny).evaluation, call["drawn"]) for call in calls)
     assert first != second
 
 
 def test_requests_are_bounded_in_number_and_bytes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 at most; as many as fit; one, of repeated samples, where there are fewer samples than it has."""
-    evidence = run_inputs(tiny).evidence
+    evidence = evidence_of(tiny)
     assert draw_requests(evidence, OperatingPoint(1, {}, 0), 0).shape == (64, 1)
     assert draw_requests(evidence, OperatingPoint(2001, {}, 0), 0).shape == (1, 2001)
     assert draw_requests(evidence, OperatingPoint(600, {}, 0), 0).shape == (3, 600)

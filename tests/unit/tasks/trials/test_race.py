@@ -62,7 +62,7 @@ class Rehearsal:
         self.direct: dict[str, float | None] = dict(SPEED)
         self.bench, self.scores, self.refused = bench, scores, ""
         self.hopeless: tuple[str, ...] = ()
-        self.run: Any = SimpleNamespace(job=make_job(**changes))
+        self.run: Any = SimpleNamespace(job=make_job(**changes), inventory=INVENTORY)
         nobody = np.zeros(N, bool)
         judged_data = JudgedData(self.run.job, bench.accuracy(GOOD), BASELINE_BYTES, nobody, {})
         monkeypatch.setattr(races, "judged_data_of", lambda *_: judged_data)
@@ -125,7 +125,7 @@ class Rehearsal:
         self.changes = changes
         self.run.job = self.run.job.model_copy(update={"candidates": names})
         nothing: Any = None
-        return race(self.run, nothing, INVENTORY, nothing)
+        return race(self.run, nothing)
 
 
 def outcomes(raced: Raced) -> dict[str, str]:
@@ -235,7 +235,7 @@ def test_those_behind_are_measured_when_the_leader_does_not_win(bench: Bench, mo
     lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
     nothing: Any = None
     rehearsal.asked.clear()
-    again = resume(rehearsal.run, nothing, INVENTORY, nothing, replace(raced, trials=lost))
+    again = resume(rehearsal.run, nothing, replace(raced, trials=lost))
     assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "failed"} and again.behind == ()
     assert rehearsal.asked == [f"evaluate {SLOW}", f"time {MIDDLE}"], "the accuracy of one was known"
 
@@ -245,7 +245,7 @@ def test_those_behind_race_among_themselves(bench: Bench, monkeypatch: pytest.Mo
     raced = rehearsal.race((FAST, MIDDLE, SLOW, SLOW_TWIN))
     lost = tuple(replace(trial, outcome="failed") if trial.candidate == FAST else trial for trial in raced.trials)
     nothing: Any = None
-    again = resume(rehearsal.run, nothing, INVENTORY, nothing, replace(raced, trials=lost))
+    again = resume(rehearsal.run, nothing, replace(raced, trials=lost))
     assert outcomes(again) == {FAST: "failed", MIDDLE: "passed", SLOW: "stopped", SLOW_TWIN: "stopped"}
     assert again.behind == (SLOW, SLOW_TWIN) and SLOW_TWIN not in rehearsal.made
 

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 from flows.service.worker import check_worker
 from flows.target_step import candidate
 from tasks.run.context import Run, start_run
+from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.run.settings import hands_to_workers, worker_wait_seconds
 from tasks.storage.store import Store
 from tasks.trials.gather import trial_of
@@ -194,6 +195,12 @@ def test_an_error_of_an_unknown_class_is_its_nearest_base(tmp_path: Path) -> Non
 FULL = StorageFull(found="no space left", expected="room", fix="free space")
 
 
+def loaded(run: Run, inventory: Inventory) -> LoadedRun:
+    """The run on a device; what is asked of others reads neither its source nor its samples here."""
+    nothing: Any = None
+    return with_inputs(run, nothing, nothing, inventory)
+
+
 @pytest.mark.parametrize("in_workers", [False, True])
 def test_full_disk_ends_the_run_wherever_it_is_met(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_workers: bool
@@ -218,7 +225,7 @@ def test_full_disk_ends_the_run_wherever_it_is_met(
     monkeypatch.setattr(dispatch, "wait_for", lambda _run, handed, _: dict.fromkeys((o.answer for o in handed), None))
     baseline = Accuracy("top1", 1.0, 1, tmp_path, tmp_path)
     with pytest.raises(StorageFull) as caught:
-        dispatch.try_candidates(run, INVENTORY, baseline) if in_workers else trial_of("a candidate", FULL)
+        dispatch.try_candidates(loaded(run, INVENTORY), baseline) if in_workers else trial_of("a candidate", FULL)
     assert caught.value.fields == FULL.fields
 
 
@@ -248,7 +255,7 @@ def test_workers_of_a_class_try_the_candidates_of_its_engines(
 
     monkeypatch.setattr(dispatch, "_gathered", gather)
     baseline = Accuracy("top1", 1.0, 1, tmp_path, tmp_path)
-    trials = dispatch.try_candidates(run, replace(INVENTORY, target="cpu", absent=absent), baseline)
+    trials = dispatch.try_candidates(loaded(run, replace(INVENTORY, target="cpu", absent=absent)), baseline)
     assert pools == asked and len(trials) == len(asked)
 
 
@@ -433,10 +440,8 @@ def test_a_step_with_nothing_to_do_asks_no_worker(tiny: Tiny, tmp_path: Path, mo
     assert CONFIRMATION.needed(run, None, (replace(best, outcome="passed", latencies=(_latency(),)),))
     monkeypatch.setattr(dispatch, "hands_to_workers", lambda: True)
     monkeypatch.setattr(dispatch, "hand_over", lambda *_: pytest.fail("a worker was asked"))
-    idle = worker_steps.Step(
-        "idle", lambda run, given, inventory, one: one + 1, (int,), int, needed=lambda run, one: False
-    )
-    assert dispatch.at_target(idle, run, None, INVENTORY, 1) == 2  # type: ignore[arg-type]  # what it is given it does not read
+    idle = worker_steps.Step("idle", lambda run, one: one + 1, (int,), int, needed=lambda run, one: False)
+    assert dispatch.at_target(idle, loaded(run, INVENTORY), 1) == 2
 
 
 def _latency() -> Any:

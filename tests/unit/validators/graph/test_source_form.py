@@ -14,15 +14,12 @@ from conftest import CLASSES, FEATURES, Tiny, static_int8, statistics_of, tiny_m
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import BITS_HERE
+from runs import run_in
 
 from tasks.evidence.resolve_source import resolve_source
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.graph.edits import gather_weights
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.run.clock import Clock
-from tasks.run.context import Run
-from tasks.storage.locks import FolderLocks
-from tasks.storage.store import Store
 from validators.errors import SourceError
 from validators.graph.source_graph import check_source_graph, opset_of
 from validators.job.read_job import parse_job
@@ -127,7 +124,7 @@ def resolved(tiny: Tiny, folder: Path, habit: Habit) -> Path:
     habit(model)
     onnx.save(model, folder / "source.onnx")
     job = parse_job(tiny.job(source=str(folder / "source.onnx")), base=folder)
-    started = Run(job, folder, "", Store(folder / "store"), Clock(), FolderLocks(folder))
+    started = run_in(folder, job)
     return resolve_source.fn(started).onnx_path
 
 

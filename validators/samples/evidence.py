@@ -1,4 +1,4 @@
-"""Inputs of a run: the source model and the samples."""
+"""Samples of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.records.run import Source
 from validators.samples.datasets import Samples, TensorSpec
 
 
@@ -48,11 +47,3 @@ class Evidence:
     def reference(self) -> Samples:
         """Samples that the calibration data should resemble: the traffic, or else the evaluation inputs."""
         return self.traffic or self.evaluation
-
-
-@dataclass(frozen=True)
-class RunInputs:
-    """Source model and samples of a run."""
-
-    source: Source
-    evidence: Evidence
