@@ -102,7 +102,7 @@ def _table(table: ReportTable) -> str:
     """Return a table as Markdown, numbers aligned right."""
     cells = [[as_markdown(text) for text in row] for row in table.texts()]
     right = [index for index, column in enumerate(table.columns) if "number" in column.look]
-    return "\n".join(markdown_table(table.headings, cells, right))
+    return markdown_table(table.headings, cells, right)
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:

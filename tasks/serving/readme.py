@@ -10,7 +10,7 @@ from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
 from tasks.serving.hub import metadata
 from tasks.serving.promoted import Promoted
-from tasks.serving.sections import shown
+from tasks.serving.sections import code_block, document, shown
 from validators.plain_text import markdown_table
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of_provider
@@ -28,27 +28,23 @@ def version_readme(promoted: Promoted) -> str:
         "With MLflow": sections.load(promoted),
         f"With {_runtime(manifest)} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
-            "",
-            "```python",
-            *example(manifest, promoted.request),
-            "```",
+            code_block("\n".join(example(manifest, promoted.request))),
         ],
-        "Session": _session(promoted),
+        "Session": [_session(promoted)],
         "Inputs and outputs": [
-            *markdown_table(
+            markdown_table(
                 ("", "Name", "Type", "Shape"),
                 [*_tensors("input", promoted.inputs), *_tensors("output", promoted.outputs)],
             ),
-            "",
             "An axis that has a name, or `?`, takes any size; latency was measured with "
             + ", ".join(f"{shown(name)} of {list(shape)}" for name, shape in promoted.request.items())
             + ".",
         ],
         "Files": [
-            *markdown_table(
-                ("File", "sha256"), ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in _files(promoted))
+            markdown_table(
+                ("File", "sha256"),
+                ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in sorted(manifest["files"].items())),
             ),
-            "",
             "`manifest.json` has the same, the session's settings, and the ranges to watch in production.",
         ],
         "Verdicts": sections.verdicts(promoted),
@@ -57,11 +53,10 @@ def version_readme(promoted: Promoted) -> str:
         "Limits": sections.limits(promoted),
     }
     title = f"# `{promoted.approval.variant.candidate}` of {shown(promoted.source.name)}"
-    texts = [title, *("\n".join([f"## {name}", "", *lines]) for name, lines in parts.items())]
-    return metadata(promoted) + "\n\n".join(texts) + "\n"
+    return metadata(promoted) + document([title], parts, "##")
 
 
-def _session(promoted: Promoted) -> list[str]:
+def _session(promoted: Promoted) -> str:
     """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
     settings = manifest["session"]
@@ -98,7 +93,3 @@ def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:
         )
         for spec in specs
     ]
-
-
-def _files(promoted: Promoted) -> list[tuple[str, str]]:
-    return sorted(promoted.manifest["files"].items())
