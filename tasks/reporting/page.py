@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from tasks.reporting.details import (
     coverage_facts,
     gates_table,
     latencies_table,
+    load_code,
     measured_facts,
     slices_table,
     tell_flips,
@@ -51,8 +51,7 @@ def render_page(
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
-    calibration = result.calibration
-    passed = sorted(calibration.passed_checks, key=lambda check: check.severity) if calibration else []
+    champion = result.champion if result.outcome == "promoted" else None
     return render(
         "page.html.j2",
         result=result,
@@ -68,10 +67,10 @@ def render_page(
         verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
-        checks=checks_table(calibration.failed_checks if calibration else (), passed),
+        checks=checks_table(result.calibration),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
-        load_code=load_code(result),
+        load_code=load_code(f"models:/{champion.name}@{champion.alias}") if champion else None,
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
     )
@@ -83,18 +82,6 @@ def job_yaml(job: Job, result: Result) -> str:
     document = job.as_run(name, version, result.absent_engines)
     text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     return text
-
-
-def load_code(result: Result) -> str | None:
-    """Return Python code that loads the champion and runs one request; None unless the run promoted one."""
-    if result.outcome != "promoted" or result.champion is None:
-        return None
-    uri = json.dumps(f"models:/{result.champion.name}@{result.champion.alias}", ensure_ascii=False)
-    return (
-        "import mlflow\n\n"
-        f"model = mlflow.pyfunc.load_model({uri})\n"
-        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
-    )
 
 
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str, str]]:
@@ -146,7 +133,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "outcome": shown_outcome(candidate),
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "flips": tell_flips(candidate),
-        "gates": gates_table(candidate, metric),
+        "gates": gates_table(candidate.name, candidate.verdicts, metric),
         "slices": slices_table(candidate, metric),
         "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.reporting import formats
+from validators.plain_text import as_markdown, markdown_table
 from validators.records.measurements import Estimate
 
 
@@ -69,6 +70,11 @@ class ReportTable:
     def texts(self) -> list[tuple[str, ...]]:
         """Return the rows as text."""
         return [tuple(map(str, row)) for row in self.rows]
+
+    def markdown(self, escaped: Callable[[str], str] = as_markdown) -> str:
+        """Return the table as Markdown, numbers aligned right."""
+        right = [index for index, column in enumerate(self.columns) if "number" in column.look]
+        return markdown_table(self.headings, [list(map(escaped, row)) for row in self.texts()], right)
 
 
 def drop_cell(drop: Estimate | None, metric: str) -> Cell:

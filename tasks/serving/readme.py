@@ -28,7 +28,7 @@ def version_readme(promoted: Promoted) -> str:
         "With MLflow": sections.load(promoted),
         f"With {_runtime(manifest)} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
-            code_block("\n".join(example(manifest, promoted.request))),
+            code_block("".join(f"{line}\n" for line in example(manifest, promoted.request))),
         ],
         "Session": [_session(promoted)],
         "Inputs and outputs": [

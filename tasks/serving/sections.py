@@ -5,11 +5,11 @@ Names of models, data, tensors and devices are external text: escaped and trunca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.reporting import formats
+from tasks.reporting.details import gates_table, load_code
 from tasks.serving.promoted import Promoted
 from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
@@ -18,7 +18,6 @@ from validators.plain_text import as_markdown, markdown_table
 from validators.records.generation import generations_of
 from validators.records.latencies import Latency, point_labels
 from validators.records.run import DataFile
-from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
 # Former champions that a card lists.
@@ -54,8 +53,8 @@ def document(opening: Iterable[str], sections: Mapping[str, Iterable[str]], leve
 
 
 def code_block(code: str) -> str:
-    """Return Python code as a block."""
-    return f"```python\n{code}\n```"
+    """Return lines of Python code as a block."""
+    return f"```python\n{code}```"
 
 
 def origin(promoted: Promoted) -> list[str]:
@@ -151,23 +150,11 @@ def verdicts(promoted: Promoted) -> list[str]:
     metric = trial.accuracy.metric if trial.accuracy else ""
     bounded = [verdict for verdict in trial.verdicts if verdict.gate not in YES_OR_NO]
     others = sorted(verdict.gate for verdict in trial.verdicts if verdict.gate in YES_OR_NO)
-    titles = ("Gate", "Value", "Must be", "Interval", "Confidence", "n")
+    table = gates_table(trial.candidate, bounded, metric).without("Verdict", "Method", "Reason")
     return [
-        markdown_table(titles, (_verdict(verdict, metric) for verdict in bounded)),
+        table.markdown(lambda text: shown(text, 60)),
         f"All passed; so did {shown(', '.join(others))}.",
     ]
-
-
-def _verdict(verdict: Verdict, metric: str) -> tuple[str, ...]:
-    ends = [formats.gate_value(verdict, end, metric) for end in (verdict.low, verdict.high)]
-    return (
-        shown(verdict.gate.replace("_", " "), 60),
-        formats.gate_value(verdict, verdict.value, metric),
-        formats.gate_bound(verdict, metric),
-        formats.NO_VALUE if verdict.low is verdict.high is None else " to ".join(ends),
-        formats.NO_VALUE if verdict.confidence is None else f"{100 * verdict.confidence:.3g} %",
-        formats.NO_VALUE if verdict.n is None else str(verdict.n),
-    )
 
 
 def figures(promoted: Promoted, points: int | None = None) -> list[str]:
@@ -292,10 +279,4 @@ def _slices(promoted: Promoted) -> str:
 
 def load(promoted: Promoted) -> list[str]:
     """Render how to load the version without quantgate."""
-    return [
-        code_block(
-            "import mlflow\n\n"
-            f"model = mlflow.pyfunc.load_model({json.dumps(promoted.uri)})\n"
-            "outputs = model.predict({...})  # one array for each input by name, samples along axis 0"
-        )
-    ]
+    return [code_block(load_code(promoted.uri))]
