@@ -28,7 +28,7 @@ def version_readme(promoted: Promoted) -> str:
         "With MLflow": sections.load(promoted),
         f"With {_runtime(manifest)} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
-            code_block("".join(f"{line}\n" for line in example(manifest, promoted.request))),
+            code_block(*example(manifest, promoted.request)),
         ],
         "Session": [_session(promoted)],
         "Inputs and outputs": [
@@ -59,11 +59,16 @@ def version_readme(promoted: Promoted) -> str:
 def _session(promoted: Promoted) -> str:
     """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
+    document = facts_of_provider(manifest["session"]["provider"]).document
+    settings = import_module(document).settings(manifest) if document else _settings(manifest)
+    runtime = ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}")
+    return markdown_table(("Setting", "Value"), [runtime, *settings])
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings of a session of ONNX Runtime, by their names for people."""
     settings = manifest["session"]
-    if document := facts_of_provider(settings["provider"]).document:
-        return markdown_table(("Setting", "Value"), import_module(document).settings(manifest))
     rows = [
-        ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
         *(
             (f"Option {shown(key)} of the provider", shown(value))
@@ -76,7 +81,7 @@ def _session(promoted: Promoted) -> str:
     for library in manifest["libraries"]:
         told = library.get("file") or f"{library['distribution']} {library['version']}"
         rows.append(("Custom operators", shown(told)))
-    return markdown_table(("Setting", "Value"), rows)
+    return rows
 
 
 def _runtime(manifest: Mapping[str, Any]) -> str:

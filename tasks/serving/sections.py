@@ -52,9 +52,9 @@ def document(opening: Iterable[str], sections: Mapping[str, Iterable[str]], leve
     return "\n\n".join([*opening, *headed]) + "\n"
 
 
-def code_block(code: str) -> str:
-    """Return lines of Python code as a block."""
-    return f"```python\n{code}```"
+def code_block(*lines: str, language: str = "python") -> str:
+    """Return lines of code as a block."""
+    return "\n".join([f"```{language}", *lines, "```"])
 
 
 def origin(promoted: Promoted) -> list[str]:
@@ -279,4 +279,4 @@ def _slices(promoted: Promoted) -> str:
 
 def load(promoted: Promoted) -> list[str]:
     """Render how to load the version without quantgate."""
-    return [code_block(load_code(promoted.uri))]
+    return [code_block(*load_code(promoted.uri).splitlines())]
