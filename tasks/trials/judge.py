@@ -48,7 +48,7 @@ def judge_trials(run: Run, run_inputs: RunInputs, baseline: Accuracy, trials: tu
     for trial in judged:
         if trial.is_stopped:
             continue
-        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass"]
+        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.against]
         log.info("%s %s%s", trial.candidate, trial.outcome, "".join(f"; {reason}" for reason in failed))
     return judged
 
