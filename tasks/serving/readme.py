@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+import yaml
+
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
-from tasks.serving.hub import metadata
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import code_block, document, shown
+from validators.job.candidate_name import decode
+from validators.job.metric_facts import METRICS
 from validators.plain_text import markdown_table
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of_provider
@@ -53,7 +56,35 @@ def version_readme(promoted: Promoted) -> str:
         "Limits": sections.limits(promoted),
     }
     title = f"# `{promoted.approval.variant.candidate}` of {shown(promoted.source.name)}"
-    return metadata(promoted) + document([title], parts, "##")
+    return _hub_metadata(promoted) + document([title], parts, "##")
+
+
+def _hub_metadata(promoted: Promoted) -> str:
+    """Return the library, tags, and the evaluation with the metric and its drop, as a block of YAML.
+
+    The Hub resolves `license` and `base_model` against what it knows, which a name in a registry is not: they are left out, and
+    so is every other text of users.
+    """
+    trial = promoted.approval.trial
+    candidate = decode(trial.candidate)
+    document: dict[str, Any] = {
+        "library_name": facts_of_provider(promoted.approval.variant.session.provider).hub_library,
+        "tags": ["quantized", "quantgate", candidate.precision, candidate.target],
+    }
+    if trial.accuracy:
+        # A user's function may have any name.
+        name = trial.accuracy.metric if trial.accuracy.metric in METRICS else "custom"
+        metrics = [{"type": name, "value": trial.accuracy.value}]
+        if trial.drop:
+            metrics.append({"type": f"{name}_drop", "name": "drop against the source", "value": trial.drop.value})
+        evaluated = {
+            "task": {"type": "other"},
+            "dataset": {"type": "evaluation", "name": f"sha256 {promoted.data['evaluation'].digest[:12]}"},
+            "metrics": metrics,
+        }
+        document["model-index"] = [{"name": trial.candidate, "results": [evaluated]}]
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+    return f"---\n{text}---\n"
 
 
 def _session(promoted: Promoted) -> str:
