@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmation_table, tell_confirmation
 from tasks.reporting.details import checks_table
 from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.rows import MEMORY, P95, metric_of, shown_outcome, verdict_table
-from tasks.reporting.tables import Column
 from validators.plain_text import as_markdown, plain
 from validators.records.result import CandidateResult, Result
 
@@ -50,7 +48,10 @@ def verdict_markdown(result: Result) -> str:
         parts.append(table.markdown())
     if told := tell_confirmation(result):
         parts += [as_markdown(told), confirmation_table(result).without("Baseline", "When chosen").markdown()]
-    parts += _recovery(result)
+    if result.recovery is not None:
+        parts.append(as_markdown(f"Most sensitive parts: {tell_recovery(result)}"))
+        if noisiest := parts_table(result.recovery, NOISIEST_PARTS):
+            parts.append(noisiest.markdown())
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,19 +86,6 @@ def question_markdown(result: Result, digest: str, place: str, replaces: str, ad
     ]
     link = f"\n\n[The whole report]({address})" if address else ""
     return "\n".join(f"- {line}" for line in asked) + f"\n\n{as_markdown(result.reason)}{link}\n"
-
-
-def _recovery(result: Result) -> list[str]:
-    """Render the recovery's attempts and the noisiest parts; empty without a recovery."""
-    if result.recovery is None:
-        return []
-    table = parts_table(result.recovery, NOISIEST_PARTS)
-    # A line has no room for the number of nodes.
-    rows = [(*(cell.text for _, cell in row), row[1][1].pill) for _, row in table.shown()]
-    told = as_markdown(f"Most sensitive parts: {tell_recovery(result)}")
-    return (
-        [told, replace(table, columns=[*table.columns, Column("", "text")], rows=rows).markdown()] if rows else [told]
-    )
 
 
 def artifact_rows(result: Result) -> list[dict[str, str]]:

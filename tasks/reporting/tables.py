@@ -24,8 +24,9 @@ class Cell:
     pill: str = ""
 
     def __str__(self) -> str:
-        """Return the text in one line, with the bound or the remark in parentheses."""
-        return f"{self.text} ({self.small})" if self.small else self.text
+        """Return the text in one line, with the bound or the remarks in parentheses."""
+        remarks = ", ".join(filter(None, (self.small, self.pill)))
+        return f"{self.text} ({remarks})" if remarks else self.text
 
 
 @dataclass(frozen=True)
