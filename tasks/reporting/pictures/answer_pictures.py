@@ -33,17 +33,16 @@ def pace_spec(points: Sequence[PacePoint]) -> Spec:
     """Return a chart of tokens a second (x) against perplexity (y); up and to the right is better."""
     x = _scale([point.tokens_per_s for point in points], WIDTH)
     y = _scale([point.perplexity for point in points], HEIGHT)
-    axes = (("x", x, "tokens a second after the first (faster →)"), ("y", y, "perplexity (better →)"))
+    encoding: Spec = {
+        "description": {"field": "told"},
+        "x": {"field": "x", **x.encoding("tokens a second after the first (faster →)", "{:g}")},
+        "y": {"field": "y", **y.encoding("perplexity (better →)", "{:g}")},
+    }
     layers: list[Spec] = []
     for point in sorted(points, key=lambda point: point.kind == "chosen"):
         style = STYLES[point.kind]
         look: Spec = {"type": "point", "shape": style.shape, "size": style.area, "filled": True}
         look |= {"color": style.colour, "opacity": style.alpha}
-        encoding: Spec = {"description": {"field": "told"}}
-        for axis, scale, title in axes:
-            words = {tick: f"{tick:g}" for tick in scale.ticks}
-            told = {"title": title, **scale.axis(words)}
-            encoding[axis] = {"field": axis, "type": "quantitative", "scale": scale.spec, "axis": told}
         values = [{"x": point.tokens_per_s, "y": point.perplexity, "told": point.told}]
         layers.append({"data": {"values": values}, "mark": look, "encoding": encoding})
     return picture(layers + _names(points, x, y), height=HEIGHT)
@@ -74,9 +73,8 @@ def _lines(curves: Sequence[Curve], across: tuple[str, tuple[float, ...]], upwar
     y = Scale("linear", most, 0.0, HEIGHT, tuple(drop_ticks(0.0, most, most)))
     layers = curve_layers(
         curves,
-        x={"title": title, **x.axis({tick: f"{tick:g}" for tick in ticks})},
-        y={"title": upwards, **y.axis({tick: f"{tick:g}" for tick in y.ticks})},
-        scales=(x, y),
+        x=x.encoding(title, "{:g}"),
+        y=y.encoding(upwards, "{:g}"),
         interpolate="linear",
     )
     # The chosen name is bold, and wider in a reader's font.

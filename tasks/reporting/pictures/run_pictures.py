@@ -16,12 +16,13 @@ from tasks.reporting.pictures.bars import noise_spec
 from tasks.reporting.pictures.coverage_map import coverage_spec
 from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
 from tasks.reporting.pictures.pareto import STYLES, Lines, Point, pareto_spec, short_names
+from tasks.reporting.pictures.scales import in_axis_units
 from tasks.reporting.pictures.slice_picture import slices_spec
 from tasks.reporting.pictures.vega import Spec, to_png, to_svg
 from tasks.reporting.rows import metric_of
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency, point_labels
-from validators.records.measurements import Coverage, Estimate
+from validators.records.measurements import Coverage
 from validators.records.result import Result
 from validators.records.run import Trial
 
@@ -254,7 +255,6 @@ def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
 
 def measured_points(result: Result) -> list[Point]:
     """Return the candidates with a finite drop and a positive speedup, in the order of the result; never a refused one."""
-    scale = formats.drop_scale(metric_of(result))
     points = []
     for candidate in result.candidates:
         if candidate.outcome == "refused":  # one that was stopped may have been measured before
@@ -263,8 +263,7 @@ def measured_points(result: Result) -> list[Point]:
         if drop is None or ratio is None or not math.isfinite(drop.value + ratio.value) or ratio.value <= 0:
             continue
         kind = "chosen" if candidate.name == result.chosen else candidate.outcome
-        low, high = (None if end is None else end * scale for end in (drop.low, drop.high))
-        points.append(Point(candidate.name, kind, ratio, Estimate(drop.value * scale, low, high)))
+        points.append(Point(candidate.name, kind, ratio, in_axis_units(drop, metric_of(result))))
     return points
 
 

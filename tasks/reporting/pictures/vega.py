@@ -50,6 +50,8 @@ _CONFIG: Spec = {
     "rule": {"aria": False},
     "text": {"aria": False, "fontSize": FONT_PIXELS},
 }
+# Axis of names of rows; each picture adds its width, `minExtent`.
+NAMES_AXIS: Spec = {"title": None, "grid": False, "domain": False, "labelColor": LIGHT["ink"]}
 
 
 def picture(layers: list[Spec], *, height: float, width: float = WIDTH, **more: Any) -> Spec:
