@@ -118,10 +118,9 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
 
 def _tell_gain(job: Job, findings: Findings, best: Trial) -> str:
     """Describe the winner's gain, with the confirmed figures if it was confirmed."""
-    assert findings.inventory and best.latency and best.accuracy
+    confirmed, latency = best.confirmed, best.final_latency
+    assert findings.inventory and latency and best.accuracy
     engine = job.baseline_on(findings.inventory)
-    confirmed = best.confirmed
-    latency = (confirmed and confirmed.latency) or best.latency
     value = confirmed.value if confirmed else best.accuracy.value
     gain = (
         f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline in {engine} "

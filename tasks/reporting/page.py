@@ -91,7 +91,10 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str
         return []
     metric, told = baseline.metric, chosen.confirmed or chosen
     ratio, drop = told.speedup_p50, told.metric_drop
-    base_ms = _beside(trials.get(chosen.name), baseline.latency_p50_ms)
+    trial = trials.get(chosen.name)
+    # The baseline was measured in turn with each candidate; the speedup is based on this measurement.
+    beside = trial.final_latency if trial else None
+    base_ms = beside.baseline_p50_ms if beside else baseline.latency_p50_ms
     return [
         (
             "speedup, p50",
@@ -114,13 +117,6 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str
             f"baseline {formats.megabytes(baseline.size_bytes)} MB",
         ),
     ]
-
-
-def _beside(trial: Trial | None, fallback: float | None) -> float | None:
-    """Return the baseline's p50 in milliseconds, measured in turn with this candidate, which its speedup is based on."""
-    if trial and trial.confirmed and trial.confirmed.latency:
-        return trial.confirmed.latency.baseline_p50_ms
-    return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
 
 
 def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> dict[str, Any]:

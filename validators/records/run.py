@@ -398,6 +398,11 @@ class Trial:
         """Latency at the first operating point, which gates and objective read."""
         return self.latencies[0] if self.latencies else None
 
+    @property
+    def final_latency(self) -> Latency | None:
+        """Latency of the confirmation if it was measured there, else `latency`."""
+        return (self.confirmed and self.confirmed.latency) or self.latency
+
 
 @dataclass(frozen=True)
 class ChampionResult:

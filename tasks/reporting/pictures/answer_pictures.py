@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.reporting.pictures.labels import Box, place
 from tasks.reporting.pictures.latency_pictures import Curve, curve_layers, names_at_end, round_ticks
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.pareto import STYLES
 from tasks.reporting.pictures.scales import Scale, drop_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, name_at, picture, text_width
 
 HEIGHT = 300
 # Beyond this ratio of the largest to the smallest value, an axis is logarithmic.
@@ -103,12 +102,7 @@ def _names(points: Sequence[PacePoint], x: Scale, y: Scale) -> list[Spec]:
     sizes = [(1.15 * text_width(point.name), FONT_PIXELS + 1) for point in order]
     names = []
     for point, box in zip(order, place(centres, sizes, marks, Box(2, 2, WIDTH - 2, HEIGHT - 2)), strict=True):
-        look: dict[str, Any] = {"type": "text", "align": "center", "baseline": "middle", "text": point.name}
-        chosen = point.kind == "chosen"
-        look |= {
-            "color": LIGHT["accent" if chosen else "ink" if point.kind == "passed" else "muted"],
-            "fontWeight": "bold" if chosen else "normal",
-        }
-        middle = {"x": (box.x0 + box.x1) / 2, "y": (box.y0 + box.y1) / 2}
-        names.append({"data": {"values": [middle]}, "mark": look, "encoding": in_pixels("x", "y")})
+        chosen, middle = point.kind == "chosen", ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+        colour = LIGHT["accent" if chosen else "ink" if point.kind == "passed" else "muted"]
+        names.append(name_at(point.name, *middle, align="center", colour=colour, bold=chosen))
     return names

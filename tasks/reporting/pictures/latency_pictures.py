@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tasks.reporting import formats
 from tasks.reporting.pictures.pareto import STYLES
 from tasks.reporting.pictures.scales import Scale, ratio_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, name_at, picture, text_width
 from validators.records.latencies import Latency, point_labels
 
 HEIGHT = 300
@@ -128,9 +128,8 @@ def _names_beside(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
 
 
 def _name(curve: Curve, left: float, top: float, align: str) -> Spec:
-    look: Spec = {"type": "text", "align": align, "baseline": "middle", "text": curve.name}
-    look |= {"color": STYLES[curve.kind].colour, "fontWeight": "bold" if curve.kind == "chosen" else "normal"}
-    return {"data": {"values": [{"x": left, "y": top}]}, "mark": look, "encoding": in_pixels("x", "y")}
+    colour, is_chosen = STYLES[curve.kind].colour, curve.kind == "chosen"
+    return name_at(curve.name, left, top, align=align, colour=colour, bold=is_chosen)
 
 
 def round_ticks(low: float, high: float) -> list[float]:

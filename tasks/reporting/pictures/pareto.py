@@ -11,7 +11,7 @@ from tasks.reporting import formats
 from tasks.reporting.pictures.labels import Box, place
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale, bar_ends, drop_ticks, ratio_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, name_at, picture, text_width
 from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Estimate
 
@@ -219,9 +219,7 @@ def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[S
         # Anchor the text at the side of the point: a reader's font may be narrower than assumed.
         align = "left" if box.x0 >= left else "right" if box.x1 <= left else "center"
         at = {"left": box.x0, "right": box.x1, "center": (box.x0 + box.x1) / 2}[align]
-        word = _layer("text", [{"x": at, "y": (box.y0 + box.y1) / 2}], pixels=True, align=align, baseline="middle")
-        word["mark"] |= {"color": colour, "fontWeight": "bold" if chosen else "normal", "text": text}
-        words.append(word)
+        words.append(name_at(text, at, (box.y0 + box.y1) / 2, align=align, colour=colour, bold=chosen))
         near_x, near_y = min(max(left, box.x0), box.x1), min(max(top, box.y0), box.y1)
         if math.hypot(near_x - left, near_y - top) > 18:
             lines.append({"x": left, "x2": near_x, "y": top, "y2": near_y})

@@ -54,24 +54,14 @@ class Pictures:
     latencies: Picture | None = None
     batches: Picture | None = None
     slices: Picture | None = None
-    paces: Picture | None = None
+    tokens_per_second: Picture | None = None
     first_tokens: Picture | None = None
     memory: Picture | None = None
     coverage: Mapping[str, Picture] = field(default_factory=dict)
 
     def of_run(self, chosen: str | None) -> dict[str, Picture]:
         """Return the existing pictures of the run as a whole and of the chosen candidate, by name."""
-        named = {
-            "pareto": self.pareto,
-            "latencies": self.latencies,
-            "batches": self.batches,
-            "slices": self.slices,
-            "tokens_per_second": self.paces,
-            "first_tokens": self.first_tokens,
-            "memory": self.memory,
-            "noise": self.noise,
-            "coverage": self.coverage.get(chosen or ""),
-        }
+        named = vars(self) | {"coverage": self.coverage.get(chosen or "")}
         return {name: picture for name, picture in named.items() if picture is not None}
 
 
@@ -85,7 +75,7 @@ def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) ->
         latencies=draw_latencies(by_name.get(result.chosen or "")),
         batches=draw_batches(result),
         slices=draw_slices(result, gates),
-        paces=draw_paces(result),
+        tokens_per_second=draw_paces(result),
         first_tokens=draw_first_tokens(result),
         memory=draw_memory(result),
         coverage={name: picture for name, picture in maps.items() if picture is not None},
@@ -116,10 +106,8 @@ def draw_noise(result: Result) -> Picture | None:
 
 def draw_latencies(chosen: Trial | None) -> Picture | None:
     """Draw the latency distributions of the chosen candidate and the baseline, confirmed ones if available."""
-    if chosen is None or chosen.latency is None:
-        return None
-    latency = (chosen.confirmed and chosen.confirmed.latency) or chosen.latency
-    if not latency.samples_path.exists():
+    latency = chosen.final_latency if chosen else None
+    if chosen is None or latency is None or not latency.samples_path.exists():
         return None
     with np.load(latency.samples_path) as samples:
         ours, base = (np.asarray(samples[side], dtype=np.float64) for side in ("variant", "baseline"))

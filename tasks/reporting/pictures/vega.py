@@ -65,6 +65,13 @@ def in_pixels(x: str, y: str) -> Spec:
     return {"x": shared | {"field": x}, "y": shared | {"field": y}}
 
 
+def name_at(text: str, x: float, y: float, *, align: str, colour: str, bold: bool) -> Spec:
+    """Return a text beside a mark, with its `align` side at x and its middle at y in pixels."""
+    look = {"type": "text", "align": align, "baseline": "middle", "text": text}
+    look |= {"color": colour, "fontWeight": "bold" if bold else "normal"}
+    return {"data": {"values": [{"x": x, "y": y}]}, "mark": look, "encoding": in_pixels("x", "y")}
+
+
 def to_svg(spec: Spec, description: str) -> str:
     """Render an SVG element for a page, on a transparent background, without external URLs, with the page's colour variables.
 
