@@ -12,9 +12,9 @@ from validators.records.measurements import Estimate
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell, as text in the unit of its heading; `small` is a bound or a remark after it.
+    """One cell, as text in the unit of its heading; `small` is a bound or a remark after it, `pill` a mark beside it.
 
-    On a page, `link` is the id that the text leads to, `title` the text in full, and `pill` a word beside it.
+    On a page, `link` is the id that the text leads to, and `title` the text in full.
     """
 
     text: str
