@@ -66,11 +66,11 @@ def as_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(plain(text).split()))
 
 
-def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return the lines of a GitHub-style table. Cells are Markdown; columns with an index in `right` are aligned right.
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Return a GitHub-style table. Cells are Markdown; columns with an index in `right` are aligned right.
 
     >>> markdown_table(("a", "b"), [("x", "1")], right={1})
-    ['| a | b |', '| --- | ---: |', '| x | 1 |']
+    '| a | b |\\n| --- | ---: |\\n| x | 1 |'
     """
     lines = [titles, ["---:" if index in right else "---" for index in range(len(titles))], *rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

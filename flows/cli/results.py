@@ -20,10 +20,9 @@ Files = dict[FileOption, Path | None]
 def result_parts(result: Result) -> list[str | Table]:
     """Return the table of candidates, or of checks if there are none, followed by the outcome and links."""
     # Imported here, because it loads half of the report's modules.
-    from tasks.reporting.markdown import check_rows, terminal_rows
+    from tasks.reporting.markdown import terminal_rows
 
-    # Without candidates there are only checks to show.
-    parts: list[str | Table] = [Table(terminal_rows(result) or check_rows(result))]
+    parts: list[str | Table] = [Table(terminal_rows(result))]
     parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
     winner = result.winner
     parts += [f"answers:   {one}" for one in generations_of(winner.latencies)] if winner else []

@@ -84,9 +84,9 @@ def exit_code_page() -> str:
         ends = [kind for kind in _kinds(QuantgateError) if kind is not CandidateRefused and kind.exit_code == code]
         told = "<br>".join(f"`{kind.__name__}`: {_sentence(kind)}" for kind in ends)
         rows.append((code, f"`{code}`", name.removeprefix("EXIT_").replace("_", " ").lower(), outcomes, told))
-    lines = table(("code", "name", "outcome in the result", "errors"), (row[1:] for row in sorted(rows)))
+    listed = table(("code", "name", "outcome in the result", "errors"), (row[1:] for row in sorted(rows)))
     lead = "Every command ends with one of these. An error states what was found, what was expected, and a fix.\n"
-    return "\n".join(["# Exit codes", "", lead, *lines, ""])
+    return "\n".join(["# Exit codes", "", lead, listed, ""])
 
 
 def metric_page() -> str:
@@ -102,7 +102,7 @@ def metric_page() -> str:
         f"`metric` of a job. {unwrapped(Job.model_fields['metric'].description)}",
         "The table lists the labels that each metric takes, by the shape of the output. An empty cell means that the metric "
         "does not fit that output.",
-        "\n".join(table(("metric", "better", "drops", *(f"`{shape}`" for shape in _OUTPUTS)), rows)),
+        table(("metric", "better", "drops", *(f"`{shape}`" for shape in _OUTPUTS)), rows),
         "To use a function of your own: [your own metric](../own-metric.md). How drops are judged: [verdicts](../verdicts.md).",
     ]
     return "\n\n".join(text) + "\n"
@@ -125,7 +125,7 @@ def gate_page() -> str:
         "samples and measurements that did not choose it, at a confidence that corrects for the candidates that may be tried."
     )
     heads = ("verdict", "key", "default", "interval over", "confirmed", "requirement")
-    return "\n".join(["# Gates", "", lead, "", *table(heads, rows), ""])
+    return "\n".join(["# Gates", "", lead, "", table(heads, rows), ""])
 
 
 def name_page() -> str:
@@ -151,11 +151,11 @@ def name_page() -> str:
         "# Candidate names",
         f"{first} [Candidates](../candidates.md) describes them.",
         "## Words",
-        "\n".join(table(("part", "values"), words)),
+        table(("part", "values"), words),
         "## Names and what they decode to",
-        "\n".join(table(("name", "decoded", "in short"), shown)),
+        table(("name", "decoded", "in short"), shown),
         "## The list `default` of each target",
-        "\n".join(table(("target", "candidates, in the order they are tried"), lists)),
+        table(("target", "candidates, in the order they are tried"), lists),
     ]
     return "\n\n".join(text) + "\n"
 

@@ -16,7 +16,7 @@ def command_page() -> str:
     commands = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typer's own type of a group is private
     lead = "`--help` prints the same texts. Each command ends with an [exit code](exit-codes.md)."
     listed = [(f"[`{name}`](#{name})", _sentences(command)[0]) for name, command in commands.items()]
-    parts = ["# Commands", lead, "\n".join(table(("command", "what it does"), listed))]
+    parts = ["# Commands", lead, table(("command", "what it does"), listed)]
     for name, command in commands.items():
         parts += _section(name, command)
     return "\n\n".join(parts) + "\n"
@@ -30,7 +30,7 @@ def _section(name: str, command: Any) -> list[str]:
         example = re.fullmatch(r"Examples?: (.*)", paragraph)
         parts.append(f"```bash\n{example.group(1)}\n```" if example else paragraph)
     rows = [(_names(param), _value(param), _default(param), str(param.help or "")) for param in command.params]
-    return [*parts, "\n".join(table(("argument or option", "value", "default", "meaning"), rows))] if rows else parts
+    return [*parts, table(("argument or option", "value", "default", "meaning"), rows)] if rows else parts
 
 
 def _sentences(command: Any) -> list[str]:

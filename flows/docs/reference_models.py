@@ -13,11 +13,11 @@ Schema = dict[str, Any]
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
-def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a table of Markdown cells in which `|` is text.
 
     >>> table(("a", "b"), [("1", "x | y")])
-    ['| a | b |', '| --- | --- |', '| 1 | x \\\\| y |']
+    '| a | b |\\n| --- | --- |\\n| 1 | x \\\\| y |'
     """
     return markdown_table(header, [tuple(cell.replace("|", "\\|") for cell in row) for row in rows])
 
@@ -44,7 +44,7 @@ def model_page(title: str, lead: str, schema: Schema) -> str:
             )
             waiting += [(where, schema["$defs"][name]) for name, where in below if where not in seen]
             seen |= {where for _, where in below}
-        parts.append("\n".join([heading, *table(("key", "type", "default", "meaning"), rows), ""]))
+        parts.append("\n".join([heading, table(("key", "type", "default", "meaning"), rows), ""]))
     return "\n".join(parts)
 
 

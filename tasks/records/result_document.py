@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -117,10 +118,9 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
 
 def _tell_gain(job: Job, findings: Findings, best: Trial) -> str:
     """Describe the winner's gain, with the confirmed figures if it was confirmed."""
-    assert findings.inventory and best.latency and best.accuracy
+    confirmed, latency = best.confirmed, best.final_latency
+    assert findings.inventory and latency and best.accuracy
     engine = job.baseline_on(findings.inventory)
-    confirmed = best.confirmed
-    latency = (confirmed and confirmed.latency) or best.latency
     value = confirmed.value if confirmed else best.accuracy.value
     gain = (
         f"{best.candidate} is {latency.speedup.value:.2f}x as fast as the baseline in {engine} "
@@ -137,7 +137,7 @@ def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
     """List the candidates that passed only on the samples that chose them."""
     told = [
         f"{trial.candidate} was not confirmed: "
-        + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass")
+        + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.against)
         for trial in trials
         if trial.confirmed and trial.outcome != "passed"
     ]
@@ -169,15 +169,9 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     stopped = [f"{trial.candidate}: {trial.refusal.reason}" for trial in tried if trial.refusal and trial.is_stopped]
     ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
     ways |= {"refused": ways["refused"] - len(stopped), "stopped": len(stopped)}
-    gates: dict[str, int] = {}
-    for trial in trials:
-        for verdict in trial.verdicts:
-            if verdict.outcome != "pass":
-                gates[verdict.gate] = gates.get(verdict.gate, 0) + 1
+    gates = Counter(verdict.gate for trial in trials for verdict in trial.against)
     counts = ", ".join(f"{count} {way}" for way, count in ways.items() if count)
-    where = ", ".join(
-        f"{gate} ({counted(count, 'candidate')})" for gate, count in sorted(gates.items(), key=lambda item: -item[1])
-    )
+    where = ", ".join(f"{gate} ({counted(count, 'candidate')})" for gate, count in gates.most_common())
     refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal and not trial.is_stopped})
     copies = len(trials) - len(tried)
     return (
@@ -207,10 +201,7 @@ def _untimed(findings: Findings) -> list[Trial]:
     trials = {trial.candidate: trial for trial in findings.trials}
     if findings.best:
         trials[findings.best.candidate] = findings.best
-    against = {
-        name: [verdict for verdict in trial.verdicts if verdict.outcome != "pass"] for name, trial in trials.items()
-    }
-    return [trials[name] for name, verdicts in against.items() if verdicts and all(one.disturbed for one in verdicts)]
+    return [trial for trial in trials.values() if trial.against and all(one.disturbed for one in trial.against)]
 
 
 def _tell_untimed(findings: Findings) -> str:
@@ -239,7 +230,7 @@ def _tell_recovery(findings: Findings) -> str:
         )
     kept = sum(part.kept for part in recovery.parts)
     trial = next(trial for trial in findings.trials if trial.candidate == recovery.recovered)
-    against = ", ".join(verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass")
+    against = ", ".join(verdict.gate for verdict in trial.against)
     why = f"does not pass {against}" if against else "could not be measured"
     if trial.is_copy and trial.refusal:
         why = f"is {trial.refusal.reason}"

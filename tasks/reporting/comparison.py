@@ -49,7 +49,7 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
         told=tell(runs),
         outcomes=outcomes_table(runs),
         picture=_picture(runs),
-        matrix=candidate_matrix(runs),
+        candidates=candidates_table(runs),
         differences=differences_table(runs),
         details=[_detail(run) for run in runs],
     )
@@ -84,20 +84,12 @@ def outcomes_table(runs: Sequence[ComparedRun]) -> ReportTable:
     return ReportTable("runs sortable", "one run a row", columns, rows)
 
 
-def candidate_matrix(runs: Sequence[ComparedRun]) -> list[tuple[str, list[dict[str, str] | None]]]:
-    """Return each candidate of any run, with its results in each run; None for a run without it."""
+def candidates_table(runs: Sequence[ComparedRun]) -> ReportTable:
+    """Return the table of one row per candidate of any run, with its results in each run."""
     names = dict.fromkeys(one.name for run in runs for one in run.result.candidates)
-    by_run = [{one.name: one for one in run.result.candidates} for run in runs]
-    return [
-        (
-            name,
-            [
-                _cell(found[name], run.result) if name in found else None
-                for run, found in zip(runs, by_run, strict=True)
-            ],
-        )
-        for name in names
-    ]
+    cells = [{one.name: _cell(one, run.result) for one in run.result.candidates} for run in runs]
+    rows = [(Cell(name), *(found.get(name, Cell("", "not tried")) for found in cells)) for name in names]
+    return ReportTable("matrix", "candidates by run", [Column("Candidate", "name"), *_columns(runs, "pill")], rows)
 
 
 def differences_table(runs: Sequence[ComparedRun]) -> ReportTable:
@@ -105,9 +97,13 @@ def differences_table(runs: Sequence[ComparedRun]) -> ReportTable:
     facts = [_facts(run) for run in runs]
     names = dict.fromkeys(name for one in facts for name in one)
     rows = [(name, *(one.get(name, formats.NO_VALUE) for one in facts)) for name in names]
-    columns = [Column("Fact", "name"), *(Column(f"Run {place}", "text") for place in range(1, len(runs) + 1))]
     differing = [row for row in rows if len(set(row[1:])) > 1]
+    columns = [Column("Fact", "name"), *_columns(runs, "text")]
     return ReportTable("checks", "differences between the runs", columns, differing)
+
+
+def _columns(runs: Sequence[ComparedRun], look: str) -> list[Column]:
+    return [Column(f"Run {place}", look) for place in range(1, len(runs) + 1)]
 
 
 def _outcome_row(place: str, run: ComparedRun) -> list[Cell | str]:
@@ -128,14 +124,10 @@ def _outcome_row(place: str, run: ComparedRun) -> list[Cell | str]:
     ]
 
 
-def _cell(candidate: CandidateResult, result: Result) -> dict[str, str]:
-    drop, ratio, metric = candidate.metric_drop, candidate.speedup_p50, metric_of(result)
-    return {
-        "outcome": shown_outcome(candidate),
-        "speedup": formats.speedup(ratio.value if ratio else None),
-        "drop": formats.metric_drop(drop.value if drop else None, metric),
-        "is_chosen": "chosen" if candidate.name == result.chosen else "",
-    }
+def _cell(candidate: CandidateResult, result: Result) -> Cell:
+    speedup, drop = speedup_cell(candidate.speedup_p50), drop_cell(candidate.metric_drop, metric_of(result))
+    pill = "chosen" if candidate.name == result.chosen else ""
+    return Cell(shown_outcome(candidate), f"{speedup.text}, {drop.text}", pill=pill)
 
 
 def _facts(run: ComparedRun) -> dict[str, str]:

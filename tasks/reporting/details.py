@@ -1,7 +1,8 @@
-"""Details of a page: gates, slices, measurements and kernels of a candidate, and checks of the calibration data."""
+"""Details of a run: gates, slices, measurements and kernels of a candidate, checks of the calibration data, and code."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 
 from tasks.reporting import formats
@@ -9,8 +10,7 @@ from tasks.reporting.tables import Cell, Column, ReportTable
 from validators.gates.coverage import name_kernels
 from validators.records.latencies import Conditions, Latency
 from validators.records.measurements import Coverage, Estimate
-from validators.records.result import CandidateResult, CostResult
-from validators.records.run import CheckResult
+from validators.records.result import CalibrationResult, CandidateResult, CostResult
 from validators.records.verdicts import Verdict
 
 Facts = list[tuple[str, str]]
@@ -19,17 +19,17 @@ SHOWN_SLICES = 10
 SHOWN_NODES = 8
 
 
-def gates_table(candidate: CandidateResult, metric: str) -> ReportTable:
+def gates_table(candidate: str, verdicts: Iterable[Verdict], metric: str) -> ReportTable:
     """Return the table of a candidate's verdicts."""
     columns = [
         Column("Gate", "name"),
         Column("Verdict", "pill"),
-        *map(Column, ("Value", "Interval", "Must be", "Confidence", "n")),
+        *map(Column, ("Value", "Must be", "Interval", "Confidence", "n")),
         Column("Method", "text"),
         Column("Reason", "text"),
     ]
-    rows = [_gate_row(verdict, metric) for verdict in candidate.verdicts]
-    return ReportTable("gates", f"gates of {candidate.name}", columns, rows)
+    rows = [_gate_row(verdict, metric) for verdict in verdicts]
+    return ReportTable("gates", f"gates of {candidate}", columns, rows)
 
 
 def _gate_row(verdict: Verdict, metric: str) -> list[Cell | str]:
@@ -38,9 +38,9 @@ def _gate_row(verdict: Verdict, metric: str) -> list[Cell | str]:
         verdict.gate.replace("_", " "),
         verdict.outcome,
         formats.gate_value(verdict, verdict.value, metric),
-        formats.NO_VALUE if verdict.low is verdict.high is None else f"{low} to {high}",
         formats.gate_bound(verdict, metric),
-        formats.NO_VALUE if verdict.confidence is None else f"{100 * verdict.confidence:g} %",
+        formats.NO_VALUE if verdict.low is verdict.high is None else f"{low} to {high}",
+        formats.NO_VALUE if verdict.confidence is None else f"{100 * verdict.confidence:.4g} %",
         formats.NO_VALUE if verdict.n is None else str(verdict.n),
         Cell(verdict.method, verdict.evidence),
         verdict.reason,
@@ -79,8 +79,10 @@ def latencies_table(candidate: str, latencies: Iterable[Latency]) -> ReportTable
     return ReportTable("batches", f"latency of {candidate} by operating point", columns, rows)
 
 
-def checks_table(failed: Iterable[CheckResult], passed: Iterable[CheckResult]) -> ReportTable:
-    """Return the table of the checks of the calibration data, failed ones first."""
+def checks_table(calibration: CalibrationResult | None) -> ReportTable:
+    """Return the table of the checks of the calibration data, failed ones first; empty if it was not judged."""
+    failed = calibration.failed_checks if calibration else ()
+    passed = sorted(calibration.passed_checks, key=lambda check: check.severity) if calibration else ()
     texts = ("Found", "Expected", "Fix")
     columns = [Column("Check", "name"), Column("Outcome", "pill"), *(Column(text, "text") for text in texts)]
     rows = [
@@ -89,6 +91,21 @@ def checks_table(failed: Iterable[CheckResult], passed: Iterable[CheckResult]) -
     ]
     rows += [(one.name, "passed", one.found, one.expected, formats.NO_VALUE) for one in passed]
     return ReportTable("checks", "checks of the calibration data", columns, rows)
+
+
+def load_code(uri: str) -> str:
+    """Return Python code that loads a version with MLflow and runs one request.
+
+    >>> print(load_code("models:/fraud-quantized@champion-ort-cpu").splitlines()[2])
+    model = mlflow.pyfunc.load_model("models:/fraud-quantized@champion-ort-cpu")
+    """
+    # A name may hold characters that change the direction of the text after them.
+    address = json.dumps(uri, ensure_ascii=not uri.isprintable())
+    return (
+        "import mlflow\n\n"
+        f"model = mlflow.pyfunc.load_model({address})\n"
+        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
+    )
 
 
 def tell_flips(candidate: CandidateResult) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmation_table, tell_confirmation
 from tasks.reporting.details import checks_table
 from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.rows import MEMORY, P95, metric_of, shown_outcome, verdict_table
-from tasks.reporting.tables import Column, ReportTable
-from validators.plain_text import as_markdown, markdown_table, plain
+from validators.plain_text import as_markdown, plain
 from validators.records.result import CandidateResult, Result
 
 # The HTML report lists more of them.
@@ -47,10 +45,13 @@ def verdict_markdown(result: Result) -> str:
             )
         )
     if table := verdict_table(result):
-        parts.append(_table(table))
+        parts.append(table.markdown())
     if told := tell_confirmation(result):
-        parts += [as_markdown(told), _table(confirmation_table(result).without("Baseline", "When chosen"))]
-    parts += _recovery(result)
+        parts += [as_markdown(told), confirmation_table(result).without("Baseline", "When chosen").markdown()]
+    if result.recovery is not None:
+        parts.append(as_markdown(f"Most sensitive parts: {tell_recovery(result)}"))
+        if noisiest := parts_table(result.recovery, NOISIEST_PARTS):
+            parts.append(noisiest.markdown())
     return "\n\n".join(parts) + "\n"
 
 
@@ -87,24 +88,6 @@ def question_markdown(result: Result, digest: str, place: str, replaces: str, ad
     return "\n".join(f"- {line}" for line in asked) + f"\n\n{as_markdown(result.reason)}{link}\n"
 
 
-def _recovery(result: Result) -> list[str]:
-    """Render the recovery's attempts and the noisiest parts; empty without a recovery."""
-    if result.recovery is None:
-        return []
-    table = parts_table(result.recovery, NOISIEST_PARTS)
-    # A line has no room for the number of nodes.
-    rows = [(*(cell.text for _, cell in row), row[1][1].pill) for _, row in table.shown()]
-    told = as_markdown(f"Most sensitive parts: {tell_recovery(result)}")
-    return [told, _table(replace(table, columns=[*table.columns, Column("", "text")], rows=rows))] if rows else [told]
-
-
-def _table(table: ReportTable) -> str:
-    """Return a table as Markdown, numbers aligned right."""
-    cells = [[as_markdown(text) for text in row] for row in table.texts()]
-    right = [index for index, column in enumerate(table.columns) if "number" in column.look]
-    return "\n".join(markdown_table(table.headings, cells, right))
-
-
 def artifact_rows(result: Result) -> list[dict[str, str]]:
     """Return the verdict table as one dict per row, text by heading, for a Prefect table artifact."""
     table = verdict_table(result)
@@ -112,18 +95,9 @@ def artifact_rows(result: Result) -> list[dict[str, str]]:
 
 
 def terminal_rows(result: Result) -> list[tuple[str, ...]]:
-    """Return the verdict table for a terminal: headings first, then a tuple of text per row.
+    """Return the verdict table for a terminal, or the calibration checks if no candidate was judged: headings, then rows.
 
     The text is plain: a printer that reads markup, such as rich, must escape it (a reason may contain `[label=3]`).
     """
-    table = verdict_table(result).without(P95, MEMORY)
+    table = verdict_table(result).without(P95, MEMORY) or checks_table(result.calibration).without("Expected", "Fix")
     return [table.headings, *table.texts()] if table else []
-
-
-def check_rows(result: Result) -> list[tuple[str, ...]]:
-    """Return the calibration checks for a terminal, failed ones first; plain text, like `terminal_rows`."""
-    calibration = result.calibration
-    if calibration is None:
-        return []
-    table = checks_table(calibration.failed_checks, calibration.passed_checks).without("Expected", "Fix")
-    return [table.headings, *table.texts()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from tasks.reporting.details import (
     coverage_facts,
     gates_table,
     latencies_table,
+    load_code,
     measured_facts,
     slices_table,
     tell_flips,
@@ -51,8 +51,7 @@ def render_page(
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
-    calibration = result.calibration
-    passed = sorted(calibration.passed_checks, key=lambda check: check.severity) if calibration else []
+    champion = result.champion if result.outcome == "promoted" else None
     return render(
         "page.html.j2",
         result=result,
@@ -68,10 +67,10 @@ def render_page(
         verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
         candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
-        checks=checks_table(calibration.failed_checks if calibration else (), passed),
+        checks=checks_table(result.calibration),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
-        load_code=load_code(result),
+        load_code=load_code(f"models:/{champion.name}@{champion.alias}") if champion else None,
         job_yaml=job_yaml(job, result) if job else None,
         links={word: _safe(address) for word, address in (links or {}).items()},
     )
@@ -85,18 +84,6 @@ def job_yaml(job: Job, result: Result) -> str:
     return text
 
 
-def load_code(result: Result) -> str | None:
-    """Return Python code that loads the champion and runs one request; None unless the run promoted one."""
-    if result.outcome != "promoted" or result.champion is None:
-        return None
-    uri = json.dumps(f"models:/{result.champion.name}@{result.champion.alias}", ensure_ascii=False)
-    return (
-        "import mlflow\n\n"
-        f"model = mlflow.pyfunc.load_model({uri})\n"
-        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0\n"
-    )
-
-
 def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str, str]]:
     """Return title, value and a note of four figures of the chosen candidate, confirmed ones if available."""
     chosen, baseline = result.winner, result.baseline
@@ -104,7 +91,10 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str
         return []
     metric, told = baseline.metric, chosen.confirmed or chosen
     ratio, drop = told.speedup_p50, told.metric_drop
-    base_ms = _beside(trials.get(chosen.name), baseline.latency_p50_ms)
+    trial = trials.get(chosen.name)
+    # The baseline was measured in turn with each candidate; the speedup is based on this measurement.
+    beside = trial.final_latency if trial else None
+    base_ms = beside.baseline_p50_ms if beside else baseline.latency_p50_ms
     return [
         (
             "speedup, p50",
@@ -129,13 +119,6 @@ def _figures(result: Result, trials: Mapping[str, Trial]) -> list[tuple[str, str
     ]
 
 
-def _beside(trial: Trial | None, fallback: float | None) -> float | None:
-    """Return the baseline's p50 in milliseconds, measured in turn with this candidate, which its speedup is based on."""
-    if trial and trial.confirmed and trial.confirmed.latency:
-        return trial.confirmed.latency.baseline_p50_ms
-    return trial.latency.baseline_p50_ms if trial and trial.latency else fallback
-
-
 def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> dict[str, Any]:
     """Return the content of a candidate's expandable details."""
     against = failing(candidate.verdicts)
@@ -146,7 +129,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "outcome": shown_outcome(candidate),
         "summary": candidate.refusal.kind if candidate.refusal else summary,
         "flips": tell_flips(candidate),
-        "gates": gates_table(candidate, metric),
+        "gates": gates_table(candidate.name, candidate.verdicts, metric),
         "slices": slices_table(candidate, metric),
         "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tasks.reporting import formats
+from validators.plain_text import as_markdown, markdown_table
 from validators.records.measurements import Estimate
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell, as text in the unit of its heading; `small` is a bound or a remark after it.
+    """One cell, as text in the unit of its heading; `small` is a bound or a remark after it, `pill` a mark beside it.
 
-    On a page, `link` is the id that the text leads to, `title` the text in full, and `pill` a word beside it.
+    On a page, `link` is the id that the text leads to, and `title` the text in full.
     """
 
     text: str
@@ -23,8 +24,9 @@ class Cell:
     pill: str = ""
 
     def __str__(self) -> str:
-        """Return the text in one line, with the bound or the remark in parentheses."""
-        return f"{self.text} ({self.small})" if self.small else self.text
+        """Return the text in one line, with the bound or the remarks in parentheses."""
+        remarks = ", ".join(filter(None, (self.small, self.pill)))
+        return f"{self.text} ({remarks})" if remarks else self.text
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class ReportTable:
     def texts(self) -> list[tuple[str, ...]]:
         """Return the rows as text."""
         return [tuple(map(str, row)) for row in self.rows]
+
+    def markdown(self, escaped: Callable[[str], str] = as_markdown) -> str:
+        """Return the table as Markdown, numbers aligned right."""
+        right = [index for index, column in enumerate(self.columns) if "number" in column.look]
+        return markdown_table(self.headings, [list(map(escaped, row)) for row in self.texts()], right)
 
 
 def drop_cell(drop: Estimate | None, metric: str) -> Cell:

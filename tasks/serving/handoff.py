@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tasks.serving.checkpoint.modelopt import ModelOpt
 from tasks.serving.decoder.proof import Proof
 from tasks.serving.exporter import RegisteredVersion, Written
 from tasks.serving.gguf.export import make_gguf
-from tasks.serving.sections import shown, unchecked_device
+from tasks.serving.sections import code_block, shown, unchecked_device
 
 NEVER_EXECUTED = "a run: this folder was written, and never executed by TensorRT-LLM"
 
@@ -27,12 +27,19 @@ def folder_notes(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def handed_over(version: RegisteredVersion, lines: Sequence[str], notes: tuple[str, ...]) -> str:
-    """Return the README of a folder: what it is, these lines on how to use it, and what does not hold there."""
-    about = f"`{version.candidate}`, {shown(version.uri)}, sha256 `{version.digest}`"
-    head = [f"# {shown(version.name)}", "", f"Written by quantgate: {about}.", ""]
-    limits = ["", "Not carried over from the approval:", "", *(f"- {shown(note, 400)}" for note in notes)]
-    return "\n".join([*head, *lines, *limits]) + "\n"
+def handed_over(
+    version: RegisteredVersion, files: Mapping[str, Path], usage: Iterable[str], notes: Iterable[str]
+) -> Written:
+    """Return these files with a README: what they are, blocks on how to use them, and what does not hold there."""
+    notes = tuple(notes)
+    blocks = [
+        f"# {shown(version.name)}",
+        f"Written by quantgate: `{version.candidate}`, {shown(version.uri)}, sha256 `{version.digest}`.",
+        *usage,
+        "Not carried over from the approval:",
+        "\n".join(f"- {shown(note, 400)}" for note in notes),
+    ]
+    return Written({**files, "README.md": "\n\n".join(blocks) + "\n"}, notes)
 
 
 def write_gguf_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
@@ -42,18 +49,15 @@ def write_gguf_folder(version: RegisteredVersion, _folder: Path, _max_batch: int
     notes = [*_differences("weights with float16 scales", made.proof), *_elsewhere("llama.cpp", version.manifest)]
     if made.has_small_cache:
         notes.append("the attention cache in few bits: set --cache-type-k and --cache-type-v in llama.cpp")
-    lines = [
+    usage = [
         f"`{file.name}` has the weights that were judged ({_kinds(made.proof)}), tokenizer and chat template included:",
-        "",
-        "```bash",
-        f'llama-cli -m "{file.name}" -p "your prompt" -n 64',
-        f'llama-server -m "{file.name}"',
-        "```",
-        "",
-        "The attention cache is a setting of llama.cpp, and no part of the file. It is float16 by default;",
+        code_block(
+            f'llama-cli -m "{file.name}" -p "your prompt" -n 64', f'llama-server -m "{file.name}"', language="bash"
+        ),
+        "The attention cache is a setting of llama.cpp, and no part of the file. It is float16 by default; "
         "`--cache-type-k q8_0 --cache-type-v q8_0` keeps it in 8 bits.",
     ]
-    return Written({file.name: file, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
+    return handed_over(version, {file.name: file}, usage, notes)
 
 
 def write_vllm_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
@@ -64,22 +68,18 @@ def write_vllm_folder(version: RegisteredVersion, _folder: Path, _max_batch: int
         notes.append("weights of 8 bits need a GPU: vLLM has kernels for those of 4 bits alone on a CPU")
     if made.has_small_cache:
         notes.append("the attention cache in few bits: set --kv-cache-dtype in vLLM")
-    lines = [
-        f"A checkpoint in the format compressed-tensors, with the weights that were judged ({_kinds(made.proof)}), tokenizer",
+    usage = [
+        f"A checkpoint in the format compressed-tensors, with the weights that were judged ({_kinds(made.proof)}), tokenizer "
         "included. vLLM and transformers open this folder as it is:",
-        "",
-        "```bash",
-        "vllm serve .",
-        "```",
-        "",
-        "```python",
-        "from vllm import LLM, SamplingParams",
-        "",
-        'engine = LLM(".")',
-        'print(engine.generate("your prompt", SamplingParams(temperature=0, max_tokens=64))[0].outputs[0].text)',
-        "```",
+        code_block("vllm serve .", language="bash"),
+        code_block(
+            "from vllm import LLM, SamplingParams",
+            "",
+            'engine = LLM(".")',
+            'print(engine.generate("your prompt", SamplingParams(temperature=0, max_tokens=64))[0].outputs[0].text)',
+        ),
     ]
-    return Written({**made.files, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
+    return handed_over(version, made.files, usage, notes)
 
 
 def write_tensorrt_llm_folder(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
@@ -88,16 +88,12 @@ def write_tensorrt_llm_folder(version: RegisteredVersion, _folder: Path, _max_ba
     notes = [NEVER_EXECUTED, *_checkpoint_notes("TensorRT-LLM", made, version.manifest)]
     if made.has_small_cache:
         notes.append("the attention cache in few bits")
-    lines = [
+    usage = [
         "**Written, never executed**: no part of quantgate's tests runs TensorRT-LLM, which needs an NVIDIA GPU.",
-        "",
         f"A unified checkpoint of ModelOpt with the weights that were judged ({_kinds(made.proof)}), tokenizer included:",
-        "",
-        "```bash",
-        "trtllm-serve .",
-        "```",
+        code_block("trtllm-serve .", language="bash"),
     ]
-    return Written({**made.files, "README.md": handed_over(version, lines, tuple(notes))}, tuple(notes))
+    return handed_over(version, made.files, usage, notes)
 
 
 def _kinds(proof: Proof) -> str:

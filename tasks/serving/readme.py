@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+import yaml
+
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
-from tasks.serving.hub import metadata
 from tasks.serving.promoted import Promoted
-from tasks.serving.sections import shown
+from tasks.serving.sections import code_block, document, shown
+from validators.job.candidate_name import decode
+from validators.job.metric_facts import METRICS
 from validators.plain_text import markdown_table
 from validators.samples.datasets import TensorSpec
 from validators.targets import facts_of_provider
@@ -28,27 +31,23 @@ def version_readme(promoted: Promoted) -> str:
         "With MLflow": sections.load(promoted),
         f"With {_runtime(manifest)} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
-            "",
-            "```python",
-            *example(manifest, promoted.request),
-            "```",
+            code_block(*example(manifest, promoted.request)),
         ],
-        "Session": _session(promoted),
+        "Session": [_session(promoted)],
         "Inputs and outputs": [
-            *markdown_table(
+            markdown_table(
                 ("", "Name", "Type", "Shape"),
                 [*_tensors("input", promoted.inputs), *_tensors("output", promoted.outputs)],
             ),
-            "",
             "An axis that has a name, or `?`, takes any size; latency was measured with "
             + ", ".join(f"{shown(name)} of {list(shape)}" for name, shape in promoted.request.items())
             + ".",
         ],
         "Files": [
-            *markdown_table(
-                ("File", "sha256"), ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in _files(promoted))
+            markdown_table(
+                ("File", "sha256"),
+                ((f"`{FOLDER}/`{shown(name)}", f"`{digest}`") for name, digest in sorted(manifest["files"].items())),
             ),
-            "",
             "`manifest.json` has the same, the session's settings, and the ranges to watch in production.",
         ],
         "Verdicts": sections.verdicts(promoted),
@@ -57,18 +56,50 @@ def version_readme(promoted: Promoted) -> str:
         "Limits": sections.limits(promoted),
     }
     title = f"# `{promoted.approval.variant.candidate}` of {shown(promoted.source.name)}"
-    texts = [title, *("\n".join([f"## {name}", "", *lines]) for name, lines in parts.items())]
-    return metadata(promoted) + "\n\n".join(texts) + "\n"
+    return _hub_metadata(promoted) + document([title], parts, "##")
 
 
-def _session(promoted: Promoted) -> list[str]:
+def _hub_metadata(promoted: Promoted) -> str:
+    """Return the library, tags, and the evaluation with the metric and its drop, as a block of YAML.
+
+    The Hub resolves `license` and `base_model` against what it knows, which a name in a registry is not: they are left out, and
+    so is every other text of users.
+    """
+    trial = promoted.approval.trial
+    candidate = decode(trial.candidate)
+    document: dict[str, Any] = {
+        "library_name": facts_of_provider(promoted.approval.variant.session.provider).hub_library,
+        "tags": ["quantized", "quantgate", candidate.precision, candidate.target],
+    }
+    if trial.accuracy:
+        # A user's function may have any name.
+        name = trial.accuracy.metric if trial.accuracy.metric in METRICS else "custom"
+        metrics = [{"type": name, "value": trial.accuracy.value}]
+        if trial.drop:
+            metrics.append({"type": f"{name}_drop", "name": "drop against the source", "value": trial.drop.value})
+        evaluated = {
+            "task": {"type": "other"},
+            "dataset": {"type": "evaluation", "name": f"sha256 {promoted.data['evaluation'].digest[:12]}"},
+            "metrics": metrics,
+        }
+        document["model-index"] = [{"name": trial.candidate, "results": [evaluated]}]
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+    return f"---\n{text}---\n"
+
+
+def _session(promoted: Promoted) -> str:
     """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
+    document = facts_of_provider(manifest["session"]["provider"]).document
+    settings = import_module(document).settings(manifest) if document else _settings(manifest)
+    runtime = ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}")
+    return markdown_table(("Setting", "Value"), [runtime, *settings])
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings of a session of ONNX Runtime, by their names for people."""
     settings = manifest["session"]
-    if document := facts_of_provider(settings["provider"]).document:
-        return markdown_table(("Setting", "Value"), import_module(document).settings(manifest))
     rows = [
-        ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Provider", settings["provider"]),
         *(
             (f"Option {shown(key)} of the provider", shown(value))
@@ -81,7 +112,7 @@ def _session(promoted: Promoted) -> list[str]:
     for library in manifest["libraries"]:
         told = library.get("file") or f"{library['distribution']} {library['version']}"
         rows.append(("Custom operators", shown(told)))
-    return markdown_table(("Setting", "Value"), rows)
+    return rows
 
 
 def _runtime(manifest: Mapping[str, Any]) -> str:
@@ -98,7 +129,3 @@ def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:
         )
         for spec in specs
     ]
-
-
-def _files(promoted: Promoted) -> list[tuple[str, str]]:
-    return sorted(promoted.manifest["files"].items())

@@ -1,15 +1,15 @@
-"""Sections shared by the model card of a version and its README, as lines of Markdown.
+"""Sections shared by the model card of a version and its README, each as blocks of Markdown that a blank line separates.
 
 Names of models, data, tensors and devices are external text: escaped and truncated, which also bounds the total length.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.reporting import formats
+from tasks.reporting.details import gates_table, load_code
 from tasks.serving.promoted import Promoted
 from validators.gates.catalog import GATES, LATER_GATES
 from validators.job.candidate_name import decode
@@ -18,7 +18,6 @@ from validators.plain_text import as_markdown, markdown_table
 from validators.records.generation import generations_of
 from validators.records.latencies import Latency, point_labels
 from validators.records.run import DataFile
-from validators.records.verdicts import Verdict
 
 LONGEST, LONGEST_ADDRESS = 160, 400
 # Former champions that a card lists.
@@ -47,6 +46,17 @@ def shown(text: str, most: int = LONGEST) -> str:
     return f"{as_markdown(kept)}…"
 
 
+def document(opening: Iterable[str], sections: Mapping[str, Iterable[str]], level: str) -> str:
+    """Return Markdown: the opening blocks, then the blocks of each section under its heading; `level` is `##` or `###`."""
+    headed = (block for heading, blocks in sections.items() for block in (f"{level} {heading}", *blocks))
+    return "\n\n".join([*opening, *headed]) + "\n"
+
+
+def code_block(*lines: str, language: str = "python") -> str:
+    """Return lines of code as a block."""
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
 def origin(promoted: Promoted) -> list[str]:
     """Render the source, recipe, artifact, promotion and sign-off."""
     source, approval = promoted.source, promoted.approval
@@ -66,7 +76,7 @@ def origin(promoted: Promoted) -> list[str]:
         )
     if said := approval.sign_off:
         rows.append(("Approved", shown(str(said))))
-    return markdown_table(("What", "Value"), rows)
+    return [markdown_table(("What", "Value"), rows)]
 
 
 def device(promoted: Promoted) -> list[str]:
@@ -79,7 +89,6 @@ def device(promoted: Promoted) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in inventory.runtimes.items())
     return [
         f"Approved for `{promoted.job.target}` on {shown('; '.join(where))}, with {shown(versions)}, and for no other.",
-        "",
         POLICY + ("" if gpu else _cap(promoted)),
         *_where_exact(promoted),
     ]
@@ -103,9 +112,9 @@ def _where_exact(promoted: Promoted) -> list[str]:
             f"On an x86 processor with none of {', '.join(f'`{one}`' for one in needed)}, sums of its INT8 products saturate "
             "and its answers are others: MLflow's loader refuses it there, unless `QUANTGATE_MISMATCH=allow` is set."
         )
-        return ["", told]
+        return [told]
     if promoted.job.portable:
-        return ["", "It is portable: it gives the same answers on every processor."]
+        return ["It is portable: it gives the same answers on every processor."]
     return []
 
 
@@ -132,7 +141,7 @@ def history(promoted: Promoted) -> list[str]:
         rows.append((one.version, f"`{shown(one.candidate, 80)}`", faster, one.at[:10] or formats.NO_VALUE, gone))
     more = len(promoted.before) - len(rows)
     table = markdown_table(("Version", "Recipe", "Speedup", "Promoted", "Then"), rows)
-    return [*table, *(["", f"{more} more before these."] if more else [])]
+    return [table, f"{more} more before these."] if more else [table]
 
 
 def verdicts(promoted: Promoted) -> list[str]:
@@ -141,24 +150,11 @@ def verdicts(promoted: Promoted) -> list[str]:
     metric = trial.accuracy.metric if trial.accuracy else ""
     bounded = [verdict for verdict in trial.verdicts if verdict.gate not in YES_OR_NO]
     others = sorted(verdict.gate for verdict in trial.verdicts if verdict.gate in YES_OR_NO)
-    titles = ("Gate", "Value", "Must be", "Interval", "Confidence", "n")
+    table = gates_table(trial.candidate, bounded, metric).without("Verdict", "Method", "Reason")
     return [
-        *markdown_table(titles, (_verdict(verdict, metric) for verdict in bounded)),
-        "",
+        table.markdown(lambda text: shown(text, 60)),
         f"All passed; so did {shown(', '.join(others))}.",
     ]
-
-
-def _verdict(verdict: Verdict, metric: str) -> tuple[str, ...]:
-    ends = [formats.gate_value(verdict, end, metric) for end in (verdict.low, verdict.high)]
-    return (
-        shown(verdict.gate.replace("_", " "), 60),
-        formats.gate_value(verdict, verdict.value, metric),
-        formats.gate_bound(verdict, metric),
-        formats.NO_VALUE if verdict.low is verdict.high is None else " to ".join(ends),
-        formats.NO_VALUE if verdict.confidence is None else f"{100 * verdict.confidence:.3g} %",
-        formats.NO_VALUE if verdict.n is None else str(verdict.n),
-    )
 
 
 def figures(promoted: Promoted, points: int | None = None) -> list[str]:
@@ -184,7 +180,7 @@ def figures(promoted: Promoted, points: int | None = None) -> list[str]:
         rows.append(_latency("p50 latency, confirmed", confirmed.latency))
     rows += _answers(promoted, points)
     engine = promoted.job.baseline_on(promoted.inventory)
-    return markdown_table(("Figure", "This", f"Source in {engine}", "Ratio"), rows)
+    return [markdown_table(("Figure", "This", f"Source in {engine}", "Ratio"), rows)]
 
 
 def _answers(promoted: Promoted, points: int | None) -> list[tuple[str, ...]]:
@@ -226,7 +222,7 @@ def _latency(what: str, latency: Latency) -> tuple[str, str, str, str]:
 def data(promoted: Promoted) -> list[str]:
     """Render the data that the variant was calibrated and judged on."""
     rows = (_file(role, file) for role, file in promoted.data.items())
-    return markdown_table(("Data", "File", "Samples", "sha256"), rows)
+    return [markdown_table(("Data", "File", "Samples", "sha256"), rows)]
 
 
 def _file(role: str, file: DataFile) -> tuple[str, ...]:
@@ -260,7 +256,7 @@ def limits(promoted: Promoted) -> list[str]:
         lines.append("The job asked for no speed: a faster one was not required.")
     lines += [f"{shown(latency.disturbance)}" for latency in trial.latencies if latency.disturbance]
     lines += [shown(note) for note in promoted.approval.variant.notes]
-    return [f"- {line}" for line in lines]
+    return ["\n".join(f"- {line}" for line in lines)]
 
 
 def _slices(promoted: Promoted) -> str:
@@ -283,11 +279,4 @@ def _slices(promoted: Promoted) -> str:
 
 def load(promoted: Promoted) -> list[str]:
     """Render how to load the version without quantgate."""
-    return [
-        "```python",
-        "import mlflow",
-        "",
-        f"model = mlflow.pyfunc.load_model({json.dumps(promoted.uri)})",
-        "outputs = model.predict({...})  # one array for each input by name, samples along axis 0",
-        "```",
-    ]
+    return [code_block(*load_code(promoted.uri).splitlines())]

@@ -58,7 +58,7 @@ def confirm_winner(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
-        against = [f"{verdict.gate}: {verdict.reason}" for verdict in again.verdicts if verdict.outcome != "pass"]
+        against = [f"{verdict.gate}: {verdict.reason}" for verdict in again.against]
         log.info("confirming %s: %s", trial.candidate, "; ".join([str(again.outcome), *against]))
         if again.outcome == "passed":
             break

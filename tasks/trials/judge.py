@@ -48,7 +48,7 @@ def judge_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) 
     for trial in judged:
         if trial.is_stopped:
             continue
-        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.verdicts if verdict.outcome != "pass"]
+        failed = [f"{verdict.gate}: {verdict.reason}" for verdict in trial.against]
         log.info("%s %s%s", trial.candidate, trial.outcome, "".join(f"; {reason}" for reason in failed))
     return judged
 

@@ -162,7 +162,7 @@ def drop_of(trial: Trial) -> float:
 
 def fails_on_accuracy_alone(trial: Trial) -> bool:
     """Return True if only gates on losses from quantization are against the trial."""
-    against = {verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"}
+    against = {verdict.gate for verdict in trial.against}
     return bool(against) and against <= LOSSES
 
 

@@ -184,7 +184,7 @@ def watch_markdown(looked: Observation) -> str:
             )
             for signal in looked.signals
         ]
-        lines += markdown_table(("", "seen", "bound", "evidence (log)", ""), rows)
+        lines.append(markdown_table(("", "seen", "bound", "evidence (log)", ""), rows))
     if looked.notes:
         lines += ["", *(f"- {as_markdown(note)}" for note in looked.notes)]
     return "\n".join(lines) + "\n"

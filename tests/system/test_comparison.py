@@ -13,7 +13,7 @@ from report_data import BARE, CHOSEN, ERROR, EVIL, JOB, NAMES, NO_VARIANT, RESUL
 
 from tasks.reporting.comparison import (
     ComparedRun,
-    candidate_matrix,
+    candidates_table,
     differences_table,
     outcomes_table,
     render_comparison,
@@ -21,6 +21,7 @@ from tasks.reporting.comparison import (
 )
 from tasks.reporting.formats import NO_VALUE
 from tasks.reporting.pictures.comparison_picture import Ends, compare_spec
+from tasks.reporting.tables import Cell
 from validators.records.measurements import Estimate
 from validators.records.result import ConfirmedResult, Result
 
@@ -69,13 +70,13 @@ def test_a_row_has_what_was_chosen_as_confirmed_where_it_was() -> None:
 
 def test_each_candidate_stands_beside_itself() -> None:
     """In the order of the first run that had it; a run without it has no figures."""
-    matrix = dict(candidate_matrix(RUNS))
+    matrix = {cells[0][1].text: [cell for _, cell in cells[1:]] for _, cells in candidates_table(RUNS).shown()}
     assert list(matrix) == list(NAMES)
     chosen = matrix[CHOSEN]
-    assert chosen[0] == {"outcome": "passed", "speedup": "1.51x", "drop": "+0.70 pp", "is_chosen": "chosen"}
-    assert chosen[2] is None
+    assert chosen[0] == Cell("passed", "1.51x, +0.70 pp", pill="chosen")
+    assert chosen[2] == Cell("", "not tried")
     failed = matrix["int4-g128-rtn@ort-cpu"]
-    assert [cell and (cell["outcome"], cell["is_chosen"]) for cell in failed] == [("failed", "")] * 3
+    assert [(cell.text, cell.pill) for cell in failed] == [("failed", "")] * 3
 
 
 def test_comparison_lists_only_differences_and_no_current_load() -> None:

@@ -389,9 +389,19 @@ class Trial:
         return self.refusal is not None and self.refusal.kind == "stopped"
 
     @property
+    def against(self) -> tuple[Verdict, ...]:
+        """Verdicts other than a pass."""
+        return tuple(verdict for verdict in self.verdicts if verdict.outcome != "pass")
+
+    @property
     def latency(self) -> Latency | None:
         """Latency at the first operating point, which gates and objective read."""
         return self.latencies[0] if self.latencies else None
+
+    @property
+    def final_latency(self) -> Latency | None:
+        """Latency of the confirmation if it was measured there, else `latency`."""
+        return (self.confirmed and self.confirmed.latency) or self.latency
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,26 @@ from validators.records.latencies import NEW_TOKENS
 
 def program(manifest: Mapping[str, Any]) -> ExampleProgram:
     """Return the lines for a decoder: one prompt, and the text that follows."""
-    lines = [
+    new_tokens = int(manifest["session"]["provider_options"][NEW_TOKENS])
+    return ExampleProgram(answer_program(FOLDER, new_tokens), answered="")
+
+
+def answer_program(folder: str, new_tokens: int) -> list[str]:
+    """Return the lines of a program that opens a folder and prints an answer of at most `new_tokens`."""
+    return [
         "import onnxruntime_genai as og",
         "",
-        f'model = og.Model("{FOLDER}")',
+        f'model = og.Model("{folder}")',
         "tokenizer = og.Tokenizer(model)",
         'tokens = tokenizer.encode("your prompt")',
         "parameters = og.GeneratorParams(model)",
-        f"length = len(tokens) + {manifest['session']['provider_options']['new_tokens']}",
-        "parameters.set_search_options(do_sample=False, max_length=length)",
+        f"parameters.set_search_options(do_sample=False, max_length=len(tokens) + {new_tokens})",
         "session = og.Generator(model, parameters)",
         "session.append_tokens(tokens)",
         "while not session.is_done():",
         "    session.generate_next_token()",
         "print(tokenizer.decode(session.get_sequence(0)))",
     ]
-    return ExampleProgram(lines, answered="")
 
 
 def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -35,7 +39,6 @@ def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     told = manifest["session"]
     options = told["provider_options"]
     return [
-        ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}"),
         ("Threads", str(told["threads"])),
         ("Tokens after a prompt", options[NEW_TOKENS]),
         *((f"Option {shown(key)}", shown(value)) for key, value in options.items() if key != NEW_TOKENS),

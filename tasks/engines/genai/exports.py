@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.engines.genai.document import answer_program
 from tasks.serving.exporter import Exporter, RegisteredVersion, Written
 from tasks.serving.handoff import (
     folder_notes,
@@ -12,30 +13,16 @@ from tasks.serving.handoff import (
     write_tensorrt_llm_folder,
     write_vllm_folder,
 )
-
-LINES = (
-    "`onnxruntime_genai.Model` opens this folder as it is:",
-    "",
-    "```python",
-    "import onnxruntime_genai as og",
-    "",
-    'model = og.Model(".")',
-    "tokenizer = og.Tokenizer(model)",
-    'tokens = tokenizer.encode("your prompt")',
-    "parameters = og.GeneratorParams(model)",
-    "parameters.set_search_options(do_sample=False, max_length=len(tokens) + 64)",
-    "session = og.Generator(model, parameters)",
-    "session.append_tokens(tokens)",
-    "while not session.is_done():",
-    "    session.generate_next_token()",
-    "print(tokenizer.decode(session.get_sequence(0)))",
-    "```",
-)
+from tasks.serving.sections import code_block
+from validators.records.latencies import USUAL_NEW_TOKENS
 
 
 def _write(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
-    notes = folder_notes(version.manifest)
-    return Written({**version.files, "README.md": handed_over(version, LINES, notes)}, notes)
+    usage = [
+        "`onnxruntime_genai.Model` opens this folder as it is:",
+        code_block(*answer_program(".", USUAL_NEW_TOKENS)),
+    ]
+    return handed_over(version, version.files, usage, folder_notes(version.manifest))
 
 
 EXPORTS = {

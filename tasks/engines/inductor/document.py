@@ -36,7 +36,6 @@ def program(manifest: Mapping[str, Any]) -> ExampleProgram:
 def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the approved settings of the session, by their names for people."""
     return [
-        ("Runtime", f"torch {manifest['runtime_version']}"),
         ("Threads", str(manifest["session"]["threads"])),
         ("Compiled for", shown(manifest["device"])),
     ]

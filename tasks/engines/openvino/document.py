@@ -26,7 +26,4 @@ def program(manifest: Mapping[str, Any]) -> ExampleProgram:
 
 def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the approved settings of the session, by their names for people."""
-    return [
-        ("Runtime", f"openvino {manifest['runtime_version']}"),
-        *((f"Option {shown(key)}", shown(value)) for key, value in openvino_options(manifest["session"]).items()),
-    ]
+    return [(f"Option {shown(key)}", shown(value)) for key, value in openvino_options(manifest["session"]).items()]

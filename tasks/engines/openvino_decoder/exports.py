@@ -19,6 +19,7 @@ from tasks.serving.checkpoint.config import generation_config_of
 from tasks.serving.decoder.graph_nodes import refusal
 from tasks.serving.exporter import Exporter, RegisteredVersion, Written
 from tasks.serving.handoff import folder_notes, handed_over
+from tasks.serving.sections import code_block
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -104,20 +105,19 @@ def _write_tokenizer(variant: Path, folder: Path) -> None:
 def _write(version: RegisteredVersion, _folder: Path, _max_batch: int | None) -> Written:
     made, options = version.artifacts / "openvino-genai", version.manifest["session"]["provider_options"]
     make_openvino_genai(version.variant, made, options)
-    notes, precision = folder_notes(version.manifest), options["INFERENCE_PRECISION_HINT"]
-    lines = [
-        "OpenVINO GenAI opens this folder as it is. The type of the cache is a setting of the graph; name the type to compute",
+    precision = options["INFERENCE_PRECISION_HINT"]
+    usage = [
+        "OpenVINO GenAI opens this folder as it is. The type of the cache is a setting of the graph; name the type to compute "
         f"in, `{precision}`, since the default depends on the processor:",
-        "",
-        "```python",
-        "import openvino_genai",
-        "",
-        f'pipeline = openvino_genai.LLMPipeline(".", "CPU", INFERENCE_PRECISION_HINT="{precision}")',
-        'print(pipeline.generate("your prompt", max_new_tokens=64, do_sample=False, apply_chat_template=False))',
-        "```",
+        code_block(
+            "import openvino_genai",
+            "",
+            f'pipeline = openvino_genai.LLMPipeline(".", "CPU", INFERENCE_PRECISION_HINT="{precision}")',
+            'print(pipeline.generate("your prompt", max_new_tokens=64, do_sample=False, apply_chat_template=False))',
+        ),
     ]
     files = {path.name: path for path in sorted(made.iterdir())}
-    return Written({**files, "README.md": handed_over(version, lines, notes)}, notes)
+    return handed_over(version, files, usage, folder_notes(version.manifest))
 
 
 EXPORTS = {"--genai": Exporter(_write)}

@@ -32,7 +32,6 @@ def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     engine = manifest["engine"]
     build = engine["build"]
     return [
-        ("Runtime", f"{engine['runtime']} {engine['runtime_version']}"),
         ("Built for", shown(f"{engine['gpu']}, compute capability {engine['compute_capability']}")),
         ("Driver", shown(str(engine["driver"]))),
         ("Workspace", f"{build['workspace_mb']} MB" if build["workspace_mb"] else "all there is"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tasks.reporting.pictures.labels import Box, place
 from tasks.reporting.pictures.latency_pictures import Curve, curve_layers, names_at_end, round_ticks
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.pareto import STYLES
 from tasks.reporting.pictures.scales import Scale, drop_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, name_at, picture, text_width
 
 HEIGHT = 300
 # Beyond this ratio of the largest to the smallest value, an axis is logarithmic.
@@ -33,17 +32,16 @@ def pace_spec(points: Sequence[PacePoint]) -> Spec:
     """Return a chart of tokens a second (x) against perplexity (y); up and to the right is better."""
     x = _scale([point.tokens_per_s for point in points], WIDTH)
     y = _scale([point.perplexity for point in points], HEIGHT)
-    axes = (("x", x, "tokens a second after the first (faster →)"), ("y", y, "perplexity (better →)"))
+    encoding: Spec = {
+        "description": {"field": "told"},
+        "x": {"field": "x", **x.encoding("tokens a second after the first (faster →)", "{:g}")},
+        "y": {"field": "y", **y.encoding("perplexity (better →)", "{:g}")},
+    }
     layers: list[Spec] = []
     for point in sorted(points, key=lambda point: point.kind == "chosen"):
         style = STYLES[point.kind]
         look: Spec = {"type": "point", "shape": style.shape, "size": style.area, "filled": True}
         look |= {"color": style.colour, "opacity": style.alpha}
-        encoding: Spec = {"description": {"field": "told"}}
-        for axis, scale, title in axes:
-            words = {tick: f"{tick:g}" for tick in scale.ticks}
-            told = {"title": title, **scale.axis(words)}
-            encoding[axis] = {"field": axis, "type": "quantitative", "scale": scale.spec, "axis": told}
         values = [{"x": point.tokens_per_s, "y": point.perplexity, "told": point.told}]
         layers.append({"data": {"values": values}, "mark": look, "encoding": encoding})
     return picture(layers + _names(points, x, y), height=HEIGHT)
@@ -74,9 +72,8 @@ def _lines(curves: Sequence[Curve], across: tuple[str, tuple[float, ...]], upwar
     y = Scale("linear", most, 0.0, HEIGHT, tuple(drop_ticks(0.0, most, most)))
     layers = curve_layers(
         curves,
-        x={"title": title, **x.axis({tick: f"{tick:g}" for tick in ticks})},
-        y={"title": upwards, **y.axis({tick: f"{tick:g}" for tick in y.ticks})},
-        scales=(x, y),
+        x=x.encoding(title, "{:g}"),
+        y=y.encoding(upwards, "{:g}"),
         interpolate="linear",
     )
     # The chosen name is bold, and wider in a reader's font.
@@ -105,12 +102,7 @@ def _names(points: Sequence[PacePoint], x: Scale, y: Scale) -> list[Spec]:
     sizes = [(1.15 * text_width(point.name), FONT_PIXELS + 1) for point in order]
     names = []
     for point, box in zip(order, place(centres, sizes, marks, Box(2, 2, WIDTH - 2, HEIGHT - 2)), strict=True):
-        look: dict[str, Any] = {"type": "text", "align": "center", "baseline": "middle", "text": point.name}
-        chosen = point.kind == "chosen"
-        look |= {
-            "color": LIGHT["accent" if chosen else "ink" if point.kind == "passed" else "muted"],
-            "fontWeight": "bold" if chosen else "normal",
-        }
-        middle = {"x": (box.x0 + box.x1) / 2, "y": (box.y0 + box.y1) / 2}
-        names.append({"data": {"values": [middle]}, "mark": look, "encoding": in_pixels("x", "y")})
+        chosen, middle = point.kind == "chosen", ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+        colour = LIGHT["accent" if chosen else "ink" if point.kind == "passed" else "muted"]
+        names.append(name_at(point.name, *middle, align="center", colour=colour, bold=chosen))
     return names

@@ -9,7 +9,7 @@ from tasks.reporting import formats
 from tasks.reporting.parts import label
 from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale
-from tasks.reporting.pictures.vega import FONT_PIXELS, Spec, picture
+from tasks.reporting.pictures.vega import FONT_PIXELS, NAMES_AXIS, Spec, picture
 from validators.records.verdicts import RankedPart
 
 NAMES_WIDTH, BARS_WIDTH, BAR_HEIGHT = 330, 750, 21
@@ -33,18 +33,12 @@ def noise_spec(parts: Sequence[RankedPart]) -> Spec:
     title = "noise in the output when this part alone is quantized, logarithmic (worse →)"
     colour = {"field": "colour", "type": "nominal", "scale": None}
     encoding: Spec = {
-        "x": {"field": "low", "type": "quantitative", "scale": x.spec, "axis": {"title": title, **x.axis(words)}},
+        "x": {"field": "low", **x.encoding(title, words)},
         "y": {
             "field": "name",
             "sort": None,
             "scale": {"paddingInner": 0.35, "paddingOuter": 0.2},
-            "axis": {
-                "title": None,
-                "grid": False,
-                "domain": False,
-                "labelColor": LIGHT["ink"],
-                "minExtent": NAMES_WIDTH,
-            },
+            "axis": NAMES_AXIS | {"minExtent": NAMES_WIDTH},
         },
     }
     bars = {

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tasks.reporting import formats
 from tasks.reporting.pictures.pareto import STYLES
 from tasks.reporting.pictures.scales import Scale, ratio_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, name_at, picture, text_width
 from validators.records.latencies import Latency, point_labels
 
 HEIGHT = 300
@@ -52,14 +52,12 @@ def ecdf_spec(curves: Sequence[Curve]) -> Spec:
     x = Scale(
         "log", min(times) / 1.05, max(times) * 1.05, WIDTH, tuple(round_ticks(min(times) / 1.05, max(times) * 1.05))
     )
-    words = {tick: f"{tick:g}" for tick in x.ticks}
     shares = {0.0: "0", 0.25: "25 %", 0.5: "50 %", 0.75: "75 %", 0.95: "95 %"}
     y = Scale("linear", 1.0, 0.0, HEIGHT, tuple(shares))
     layers = curve_layers(
         curves,
-        x={"title": "latency of a request in milliseconds, logarithmic (← faster)", **x.axis(words)},
-        y={"title": "share of requests answered", **y.axis(shares)},
-        scales=(x, y),
+        x=x.encoding("latency of a request in milliseconds, logarithmic (← faster)", "{:g}"),
+        y=y.encoding("share of requests answered", shares),
         interpolate="step-after",
     )
     return picture(layers + _names_beside(curves, x, y), height=HEIGHT)
@@ -75,9 +73,8 @@ def batch_spec(curves: Sequence[Curve], labels: Sequence[str]) -> Spec:
     x = Scale("linear", -room, len(labels) - 1 + room, width, tuple(map(float, range(len(labels)))))
     layers = curve_layers(
         curves,
-        x={"title": "operating point: batch size, axes, threads", **x.axis(dict(zip(x.ticks, labels, strict=True)))},
-        y={"title": "speedup of p50 (faster →)", **y.axis({tick: f"{tick:g}x" for tick in y.ticks})},
-        scales=(x, y),
+        x=x.encoding("operating point: batch size, axes, threads", dict(zip(x.ticks, labels, strict=True))),
+        y=y.encoding("speedup of p50 (faster →)", "{:g}x"),
         interpolate="linear",
     )
     return picture(layers + names_at_end(curves, x, y), height=HEIGHT, width=width)
@@ -91,14 +88,8 @@ def speed_curve(name: str, kind: str, latencies: Sequence[Latency]) -> Curve:
     return Curve(name, kind, points, f"{name}: {told}")
 
 
-def curve_layers(
-    curves: Sequence[Curve],
-    *,
-    x: Spec,
-    y: Spec,
-    scales: tuple[Scale, Scale],
-    interpolate: str,
-) -> list[Spec]:
+def curve_layers(curves: Sequence[Curve], *, x: Spec, y: Spec, interpolate: str) -> list[Spec]:
+    """Return a line for each curve, the chosen one's last; `x` and `y` encode the axes."""
     layers: list[Spec] = []
     for curve in sorted(curves, key=lambda curve: curve.kind == "chosen"):
         style = STYLES[curve.kind]
@@ -107,9 +98,7 @@ def curve_layers(
         dash: Spec = {"strokeDash": [5, 3]} if curve.kind == "baseline" else {}
         look: Spec = {"type": "line", "interpolate": interpolate, "color": style.colour, **dash}
         look |= {"strokeWidth": 2.2 if strong else 1.2, "opacity": style.alpha if strong else 0.6 * style.alpha}
-        encoding: Spec = {"description": {"field": "told"}}
-        for axis, given, scale in (("x", x, scales[0]), ("y", y, scales[1])):
-            encoding[axis] = {"field": axis, "type": "quantitative", "scale": scale.spec, "axis": given}
+        encoding = {"description": {"field": "told"}, "x": {"field": "x", **x}, "y": {"field": "y", **y}}
         layers.append({"data": {"values": values}, "mark": look, "encoding": encoding})
     return layers
 
@@ -139,9 +128,8 @@ def _names_beside(curves: Sequence[Curve], x: Scale, y: Scale) -> list[Spec]:
 
 
 def _name(curve: Curve, left: float, top: float, align: str) -> Spec:
-    look: Spec = {"type": "text", "align": align, "baseline": "middle", "text": curve.name}
-    look |= {"color": STYLES[curve.kind].colour, "fontWeight": "bold" if curve.kind == "chosen" else "normal"}
-    return {"data": {"values": [{"x": left, "y": top}]}, "mark": look, "encoding": in_pixels("x", "y")}
+    colour, is_chosen = STYLES[curve.kind].colour, curve.kind == "chosen"
+    return name_at(curve.name, left, top, align=align, colour=colour, bold=is_chosen)
 
 
 def round_ticks(low: float, high: float) -> list[float]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from tasks.reporting import formats
 from tasks.reporting.pictures.labels import Box, place
 from tasks.reporting.pictures.palette import LIGHT
-from tasks.reporting.pictures.scales import Scale, drop_ticks, ratio_ticks
-from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, picture, text_width
+from tasks.reporting.pictures.scales import Scale, bar_ends, drop_ticks, ratio_ticks
+from tasks.reporting.pictures.vega import FONT_PIXELS, WIDTH, Spec, in_pixels, name_at, picture, text_width
 from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Estimate
 
@@ -53,8 +53,8 @@ class Point:
 
     @property
     def bars(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Both ends of the speedup's and the drop's bar; the value itself if an end is missing or not finite."""
-        return _ends(self.speedup), _ends(self.drop)
+        """Both ends of the speedup's and the drop's bar."""
+        return bar_ends(self.speedup), bar_ends(self.drop)
 
 
 class Lines(NamedTuple):
@@ -83,11 +83,8 @@ def pareto_spec(points: Sequence[Point], gates: Lines, metric: str) -> Spec:
     unit = " pp" if metric_facts(metric).is_share else ""
     beyond = f", logarithmic beyond {y.constant:+g}{unit}" if y.kind == "symlog" else ""
     axes = {
-        "x": {
-            "scale": x.spec,
-            "axis": _axis("speedup of p50 latency against the baseline, logarithmic (faster →)", x, "{:g}x"),
-        },
-        "y": {"scale": y.spec, "axis": _axis(f"drop of {metric}{beyond} (better →)", y, "{:+g}" + unit)},
+        "x": x.encoding("speedup of p50 latency against the baseline, logarithmic (faster →)", "{:g}x"),
+        "y": y.encoding(f"drop of {metric}{beyond} (better →)", "{:+g}" + unit),
     }
     layers[0]["encoding"] |= {name: layers[0]["encoding"][name] | axis for name, axis in axes.items()}
     return picture(layers, height=HEIGHT)
@@ -129,11 +126,6 @@ def _y_scale(points: Sequence[Point], gates: Lines, metric: str) -> Scale:
     # The axis runs from the top down: up and right is better.
     ticks = tuple(drop_ticks(low, high, linear))
     return Scale("linear" if is_linear else "symlog", low, high, HEIGHT, ticks, linear)
-
-
-def _axis(title: str, scale: Scale, form: str) -> Spec:
-    words = {tick: form.format(tick) if tick or "x" in form else "0" for tick in scale.ticks}
-    return {"title": title, **scale.axis(words)}
 
 
 def _layer(mark: str, values: list[Spec], *, pixels: bool = False, **look: Any) -> Spec:
@@ -227,9 +219,7 @@ def _labels(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> list[S
         # Anchor the text at the side of the point: a reader's font may be narrower than assumed.
         align = "left" if box.x0 >= left else "right" if box.x1 <= left else "center"
         at = {"left": box.x0, "right": box.x1, "center": (box.x0 + box.x1) / 2}[align]
-        word = _layer("text", [{"x": at, "y": (box.y0 + box.y1) / 2}], pixels=True, align=align, baseline="middle")
-        word["mark"] |= {"color": colour, "fontWeight": "bold" if chosen else "normal", "text": text}
-        words.append(word)
+        words.append(name_at(text, at, (box.y0 + box.y1) / 2, align=align, colour=colour, bold=chosen))
         near_x, near_y = min(max(left, box.x0), box.x1), min(max(top, box.y0), box.y1)
         if math.hypot(near_x - left, near_y - top) > 18:
             lines.append({"x": left, "x2": near_x, "y": top, "y2": near_y})
@@ -252,10 +242,3 @@ def _obstacles(points: Sequence[Point], gates: Lines, x: Scale, y: Scale) -> lis
     for text, left, top in _gate_words(gates, "accuracy", x, y):
         found.append(Box(left, top, left + text_width(text), top + FONT_PIXELS))
     return found
-
-
-def _ends(estimate: Estimate) -> tuple[float, float]:
-    low, high = (
-        estimate.value if end is None or not math.isfinite(end) else end for end in (estimate.low, estimate.high)
-    )
-    return low, high

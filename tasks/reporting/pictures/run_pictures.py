@@ -16,12 +16,13 @@ from tasks.reporting.pictures.bars import noise_spec
 from tasks.reporting.pictures.coverage_map import coverage_spec
 from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
 from tasks.reporting.pictures.pareto import STYLES, Lines, Point, pareto_spec, short_names
+from tasks.reporting.pictures.scales import in_axis_units
 from tasks.reporting.pictures.slice_picture import slices_spec
 from tasks.reporting.pictures.vega import Spec, to_png, to_svg
 from tasks.reporting.rows import metric_of
 from validators.job.job_gates import Gates
 from validators.records.latencies import Latency, point_labels
-from validators.records.measurements import Coverage, Estimate
+from validators.records.measurements import Coverage
 from validators.records.result import Result
 from validators.records.run import Trial
 
@@ -53,24 +54,14 @@ class Pictures:
     latencies: Picture | None = None
     batches: Picture | None = None
     slices: Picture | None = None
-    paces: Picture | None = None
+    tokens_per_second: Picture | None = None
     first_tokens: Picture | None = None
     memory: Picture | None = None
     coverage: Mapping[str, Picture] = field(default_factory=dict)
 
     def of_run(self, chosen: str | None) -> dict[str, Picture]:
         """Return the existing pictures of the run as a whole and of the chosen candidate, by name."""
-        named = {
-            "pareto": self.pareto,
-            "latencies": self.latencies,
-            "batches": self.batches,
-            "slices": self.slices,
-            "tokens_per_second": self.paces,
-            "first_tokens": self.first_tokens,
-            "memory": self.memory,
-            "noise": self.noise,
-            "coverage": self.coverage.get(chosen or ""),
-        }
+        named = vars(self) | {"coverage": self.coverage.get(chosen or "")}
         return {name: picture for name, picture in named.items() if picture is not None}
 
 
@@ -84,7 +75,7 @@ def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) ->
         latencies=draw_latencies(by_name.get(result.chosen or "")),
         batches=draw_batches(result),
         slices=draw_slices(result, gates),
-        paces=draw_paces(result),
+        tokens_per_second=draw_paces(result),
         first_tokens=draw_first_tokens(result),
         memory=draw_memory(result),
         coverage={name: picture for name, picture in maps.items() if picture is not None},
@@ -115,10 +106,8 @@ def draw_noise(result: Result) -> Picture | None:
 
 def draw_latencies(chosen: Trial | None) -> Picture | None:
     """Draw the latency distributions of the chosen candidate and the baseline, confirmed ones if available."""
-    if chosen is None or chosen.latency is None:
-        return None
-    latency = (chosen.confirmed and chosen.confirmed.latency) or chosen.latency
-    if not latency.samples_path.exists():
+    latency = chosen.final_latency if chosen else None
+    if chosen is None or latency is None or not latency.samples_path.exists():
         return None
     with np.load(latency.samples_path) as samples:
         ours, base = (np.asarray(samples[side], dtype=np.float64) for side in ("variant", "baseline"))
@@ -254,7 +243,6 @@ def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
 
 def measured_points(result: Result) -> list[Point]:
     """Return the candidates with a finite drop and a positive speedup, in the order of the result; never a refused one."""
-    scale = formats.drop_scale(metric_of(result))
     points = []
     for candidate in result.candidates:
         if candidate.outcome == "refused":  # one that was stopped may have been measured before
@@ -263,8 +251,7 @@ def measured_points(result: Result) -> list[Point]:
         if drop is None or ratio is None or not math.isfinite(drop.value + ratio.value) or ratio.value <= 0:
             continue
         kind = "chosen" if candidate.name == result.chosen else candidate.outcome
-        low, high = (None if end is None else end * scale for end in (drop.low, drop.high))
-        points.append(Point(candidate.name, kind, ratio, Estimate(drop.value * scale, low, high)))
+        points.append(Point(candidate.name, kind, ratio, in_axis_units(drop, metric_of(result))))
     return points
 
 

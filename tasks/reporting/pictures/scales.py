@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from tasks.reporting import formats
+from validators.job.metric_facts import metric_facts
+from validators.records.measurements import Estimate
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,16 @@ class Scale:
         spec: dict[str, Any] = {"type": self.kind, "domain": [self.low, self.high], "range": [0, self.length]}
         return spec | {"nice": False, "zero": False} | ({"constant": self.constant} if self.kind == "symlog" else {})
 
-    def axis(self, words: Mapping[float, str]) -> dict[str, Any]:
-        """Return an axis that labels each tick with its word."""
+    def encoding(self, title: str, words: Mapping[float, str] | str) -> dict[str, Any]:
+        """Return the encoding of a field on this scale, with an axis.
+
+        `words` labels each tick, or is the format of all but zero, which has neither sign nor unit.
+        """
+        if isinstance(words, str):
+            words = {tick: words.format(tick) if tick else "0" for tick in self.ticks}
         choices = " : ".join(f"abs(datum.value - {tick!r}) < 1e-9 ? {json.dumps(word)}" for tick, word in words.items())
-        return {"values": list(words), "labelExpr": f"{choices} : ''"}
+        axis = {"title": title, "values": list(words), "labelExpr": f"{choices} : ''"}
+        return {"type": "quantitative", "scale": self.spec, "axis": axis}
 
     def _even(self, value: float) -> float:
         if self.kind == "log":
@@ -76,3 +86,28 @@ def drop_ticks(low: float, high: float, linear: float) -> list[float]:
     decades = range(math.floor(math.log10(linear)), math.ceil(math.log10(max(high, linear))) + 1)
     factors = (digit * 10.0**decade for decade in decades for digit in (1, 2, 5))
     return even + [drop for drop in factors if linear * 1.3 < drop <= high]
+
+
+def drop_encoding(drops: Iterable[float], metric: str, length: float) -> dict[str, Any]:
+    """Return the encoding of an x axis of this length that holds zero and these drops, which are in its units."""
+    ends = [0.0, *drops]
+    room = 0.05 * (max(ends) - min(ends) or 1.0)
+    low, high = min(ends) - room, max(ends) + room
+    scale = Scale("linear", low, high, length, tuple(drop_ticks(low, high, high)))
+    unit = " pp" if metric_facts(metric).is_share else ""
+    return scale.encoding(f"drop of {metric} (worse →)", "{:+g}" + unit)
+
+
+def in_axis_units(drop: Estimate, metric: str) -> Estimate:
+    """Return a drop in the units of an axis: points for a share, else the metric's own."""
+    scale = formats.drop_scale(metric)
+    low, high = (None if end is None else end * scale for end in (drop.low, drop.high))
+    return Estimate(drop.value * scale, low, high)
+
+
+def bar_ends(estimate: Estimate) -> tuple[float, float]:
+    """Return both ends of an estimate's bar: the value itself if an end is missing or not finite."""
+    low, high = (
+        estimate.value if end is None or not math.isfinite(end) else end for end in (estimate.low, estimate.high)
+    )
+    return low, high

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from tasks.reporting import formats
 from tasks.reporting.pictures.palette import LIGHT
-from tasks.reporting.pictures.scales import Scale, drop_ticks
-from tasks.reporting.pictures.vega import Spec, picture
-from validators.job.metric_facts import metric_facts
+from tasks.reporting.pictures.scales import drop_encoding
+from tasks.reporting.pictures.vega import NAMES_AXIS, Spec, picture
 from validators.records.result import SliceResult
 
 NAMES_WIDTH, WIDTH, ROW_HEIGHT = 260, 800, 24
@@ -32,17 +31,11 @@ def slices_spec(slices: Sequence[SliceResult], max_drop: float | None, metric: s
         groups.append(_group(found, [scale * end for end in (drop.value, drop.low, drop.high)], bound, metric))
     if not groups:
         return None
-    low = min(0.0, bound or 0.0, *(group["low"] for group in groups))
-    high = max(0.0, bound or 0.0, *(group["high"] for group in groups))
-    room = 0.05 * (high - low or 1.0)
-    unit = " pp" if metric_facts(metric).is_share else ""
-    x = Scale("linear", low - room, high + room, WIDTH, tuple(drop_ticks(low - room, high + room, high + room)))
-    words = {tick: f"{tick:+g}{unit}" if tick else "0" for tick in x.ticks}
-    axis = {"title": f"drop of {metric} (worse →)", **x.axis(words)}
-    names = {"title": None, "grid": False, "domain": False, "labelColor": LIGHT["ink"], "minExtent": NAMES_WIDTH}
+    ends = [bound or 0.0, *(group[end] for group in groups for end in ("low", "high"))]
+    names = NAMES_AXIS | {"minExtent": NAMES_WIDTH}
     encoding: Spec = {
         "y": {"field": "name", "type": "nominal", "sort": None, "axis": names},
-        "x": {"type": "quantitative", "scale": x.spec, "axis": axis},
+        "x": drop_encoding(ends, metric, WIDTH),
         "color": {"field": "colour", "type": "nominal", "scale": None},
     }
     return picture(

@@ -50,6 +50,8 @@ _CONFIG: Spec = {
     "rule": {"aria": False},
     "text": {"aria": False, "fontSize": FONT_PIXELS},
 }
+# Axis of names of rows; each picture adds its width, `minExtent`.
+NAMES_AXIS: Spec = {"title": None, "grid": False, "domain": False, "labelColor": LIGHT["ink"]}
 
 
 def picture(layers: list[Spec], *, height: float, width: float = WIDTH, **more: Any) -> Spec:
@@ -61,6 +63,13 @@ def in_pixels(x: str, y: str) -> Spec:
     """Return the encoding of fields that hold pixels from the upper left corner."""
     shared: Spec = {"type": "quantitative", "scale": None, "axis": None}
     return {"x": shared | {"field": x}, "y": shared | {"field": y}}
+
+
+def name_at(text: str, x: float, y: float, *, align: str, colour: str, bold: bool) -> Spec:
+    """Return a text beside a mark, with its `align` side at x and its middle at y in pixels."""
+    look = {"type": "text", "align": align, "baseline": "middle", "text": text}
+    look |= {"color": colour, "fontWeight": "bold" if bold else "normal"}
+    return {"data": {"values": [{"x": x, "y": y}]}, "mark": look, "encoding": in_pixels("x", "y")}
 
 
 def to_svg(spec: Spec, description: str) -> str:

@@ -36,13 +36,15 @@ def test_memory_is_that_of_weights_and_cache() -> None:
 
 def test_pictures_show_each_candidate_and_the_baseline() -> None:
     drawn = draw_pictures(DECODER, JOB.gates)
-    assert drawn.paces and drawn.first_tokens and drawn.memory
+    assert drawn.tokens_per_second and drawn.first_tokens and drawn.memory
     for one in DECODER.candidates:
-        assert f"{one.name}: " in drawn.paces.description and f"{one.name}: " in drawn.first_tokens.description
+        assert (
+            f"{one.name}: " in drawn.tokens_per_second.description and f"{one.name}: " in drawn.first_tokens.description
+        )
     assert f"{ANSWERED}: 192 MB at 1024, 274 MB at 8192" in drawn.memory.description
     # Both have the same bytes, and share a line.
     assert "int4-g32-rtn@ort-genai, int4-g32-gptq@ort-genai: 244 MB at 1024" in drawn.memory.description
-    assert "int4-g32-rtn +1" in drawn.memory.svg and "int8-g32-rtn+kv8" in drawn.paces.svg
+    assert "int4-g32-rtn +1" in drawn.memory.svg and "int8-g32-rtn+kv8" in drawn.tokens_per_second.svg
     assert {"tokens_per_second", "first_tokens", "memory"} <= drawn.of_run(None).keys()
 
 
@@ -66,14 +68,14 @@ def test_without_first_tokens_only_memory_is_told() -> None:
     result = without_first_tokens(DECODER)
     assert not answers_table(result) and len(memory_table(result).rows) == 5
     drawn = draw_pictures(result, JOB.gates)
-    assert drawn.paces is drawn.first_tokens is None and drawn.memory
+    assert drawn.tokens_per_second is drawn.first_tokens is None and drawn.memory
     Reader(render_page(result, JOB, (), drawn))
 
 
 def test_one_length_has_no_picture_of_first_tokens() -> None:
     candidates = [one.model_copy(update={"latencies": one.latencies[:2]}) for one in DECODER.candidates]
     drawn = draw_pictures(DECODER.model_copy(update={"candidates": candidates}), JOB.gates)
-    assert drawn.first_tokens is None and drawn.paces
+    assert drawn.first_tokens is None and drawn.tokens_per_second
 
 
 def test_points_of_several_sequences_say_so() -> None:

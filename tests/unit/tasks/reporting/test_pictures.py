@@ -178,7 +178,7 @@ def test_words_of_an_axis_may_hold_quotes() -> None:
     from tasks.reporting.pictures.vega import picture, to_svg
 
     scale = Scale("linear", 0, 2, 300)
-    axis = scale.axis({1.0: 'it\'s "b" \\ c'})
+    axis = scale.encoding("", {1.0: 'it\'s "b" \\ c'})["axis"]
     encoding = {
         "x": {"type": "quantitative", "field": "x", "scale": scale.spec, "axis": axis},
         "y": {"type": "quantitative", "field": "y", "scale": None, "axis": None},

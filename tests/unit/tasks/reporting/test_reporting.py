@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import html
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from report_data import (
     BARE,
+    CHECKS,
     CHOSEN,
     ERROR,
     EVIL,
@@ -256,11 +258,11 @@ def test_the_job_on_the_page_reads_back_as_the_run_that_was() -> None:
 
 
 def test_the_champion_is_loaded_by_its_alias() -> None:
-    code = page.load_code(RESULT)
-    assert code is not None
+    text = render()
+    code = html.unescape(text[text.index("import mlflow") :].partition("</code>")[0])
     strings = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)} - {...}
     assert strings == {"models:/text-topics-quantized@champion-ort-cpu"}
-    assert page.load_code(RESULT.model_copy(update={"outcome": "winner"})) is None
+    assert "import mlflow" not in render(RESULT.model_copy(update={"outcome": "winner"}))
 
 
 def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
@@ -275,13 +277,18 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     assert {tuple(row) for row in artifact} == {rows.verdict_table(result).headings}
     recovered = markdown.verdict_markdown(RECOVERED)
     told = [line for line in recovered[recovered.index("Most sensitive parts") :].splitlines() if line.startswith("|")]
-    assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 2}
+    assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 1}
     assert [("left in float" in line) for line in told[2:]] == [True, True, True, False, False]
     assert "Most sensitive parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {11 - 2}
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
-    assert markdown.terminal_rows(REFUSED) == [] == markdown.artifact_rows(REFUSED)
+    assert markdown.artifact_rows(REFUSED) == []
+    assert [row[0] for row in markdown.terminal_rows(REFUSED)] == [
+        "Check",
+        "label shares",
+        *(check.name for check in CHECKS[:2]),
+    ]
     assert "label 3: 0.4 %" in markdown.verdict_markdown(REFUSED)
 
 

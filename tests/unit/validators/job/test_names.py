@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.evidence.resolve_source import MODEL_URI
 from tasks.records.result_document import conclude_error
-from tasks.reporting.markdown import artifact_rows, check_rows, verdict_markdown
+from tasks.reporting.markdown import artifact_rows, terminal_rows, verdict_markdown
 from tasks.reporting.page import render_page
 from tasks.run.clock import Clock
 from tasks.storage.locks import FolderLocks
@@ -75,7 +75,7 @@ def test_nothing_is_obeyed_where_it_is_shown(name: str) -> None:
     error = QuantgateError(found=f"model {name}", expected=name, fix=name)
     shown = [str(error), error.found, plain(name), as_markdown(name)]
     result = conclude_error(None, error, Clock())
-    shown += [verdict_markdown(result), result.reason, *(cell for row in check_rows(result) for cell in row)]
+    shown += [verdict_markdown(result), result.reason, *(cell for row in terminal_rows(result) for cell in row)]
     assert not any(character in text for text in shown for character in "\x1b\x07\r\u202e\x9b\x08")
     assert plain("tab\tand\nline, ö, 模型") == "tab\tand\nline, ö, 模型"
 
