@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx
 
 from validators.graph.flat_outputs import flatten_outputs
-from validators.untrusted.external_data import nodes
+from validators.untrusted.external_data import graphs_of, nodes
 
 # The standard domain has two spellings; onnx's checker knows only the first.
 STANDARD, STANDARD_ALIAS = "", "ai.onnx"
@@ -33,7 +31,7 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
         model.graph.input.remove(value)
         model.ir_version = max(model.ir_version, CONSTANTS_APART)
     _drop_alias(model)
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         _densify(graph)
         _name_apart(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -101,7 +99,7 @@ def _widen(graph: onnx.GraphProto) -> None:
     inner = {value.name: f"{value.name}_bfloat16" for value in (*inputs, *outputs)}
     if not inner:
         return
-    for body in _graphs(graph):
+    for body in graphs_of(graph):
         for node in body.node:
             node.input[:] = [inner.get(name, name) for name in node.input]
             node.output[:] = [inner.get(name, name) for name in node.output]
@@ -134,13 +132,3 @@ def _name_apart(graph: onnx.GraphProto) -> None:
         if node.name in seen:
             node.name = ""
         seen.add(node.name)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                if body.node or body.output:
-                    yield from _graphs(body)

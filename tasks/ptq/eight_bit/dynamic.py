@@ -38,7 +38,6 @@ from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
 from tasks.ptq.graph.edits import (
     Names,
     attribute,
-    bodies_of,
     custom_operators,
     drop_unused_initializers,
     from_array,
@@ -47,6 +46,7 @@ from tasks.ptq.graph.edits import (
     to_array,
 )
 from validators.errors import CandidateRefused
+from validators.untrusted.external_data import bodies_of
 
 DOMAIN = "com.microsoft"
 ATTENTION = f"{DOMAIN}:Attention"

@@ -25,6 +25,7 @@ import onnx
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators, initializers, names_read, to_array
+from validators.untrusted.external_data import bodies_of
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
 # Operators that only move numbers.
@@ -79,7 +80,7 @@ class GraphView:
             self.producer |= dict.fromkeys(filter(None, node.output), node)
             for index, name in enumerate(node.input):
                 self.readers.setdefault(name, []).append((node, index))
-            if any(body.node or body.output for item in node.attribute for body in [item.g, *item.graphs]):
+            if bodies_of(node):
                 self.pinned.update(names_read(node))
 
     def activations(self, node: onnx.NodeProto) -> list[int]:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from validators.errors import SourceError
+from validators.graph.graph_scope import attribute as attribute
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
+from validators.untrusted.external_data import bodies_of, graphs_of
 
 # A protobuf message is limited to 2 GB; larger models store their weights in a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
@@ -141,11 +143,6 @@ def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
     return len(weight.dims) - 1
 
 
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return the value of a node's attribute, or `default`."""
-    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
-
-
 def name_nodes(graph: onnx.GraphProto) -> int:
     """Give every node, also in bodies, a unique name; return how many were renamed."""
     names = Names(graph)
@@ -158,19 +155,6 @@ def name_nodes(graph: onnx.GraphProto) -> int:
                 renamed += 1
             seen.add(node.name)
     return renamed
-
-
-def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the bodies of an If, a Loop or a Scan; empty for other nodes."""
-    return [body for item in node.attribute for body in (item.g, *item.graphs) if body.node or body.output]
-
-
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all bodies in it."""
-    yield graph
-    for node in graph.node:
-        for body in bodies_of(node):
-            yield from graphs_of(body)
 
 
 class Names:
@@ -196,14 +180,12 @@ class Names:
 
 
 def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
-        for item in node.attribute:
-            for body in (item.g, *item.graphs):
-                yield from _all_names(body)
+    for part in graphs_of(graph):
+        yield from (value.name for value in (*part.input, *part.output))
+        yield from (tensor.name for tensor in part.initializer)
+        yield from (sparse.values.name for sparse in part.sparse_initializer)
+        for node in part.node:
+            yield from (node.name, *node.input, *node.output)
 
 
 def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
@@ -253,11 +235,10 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> int:
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, in its inputs and in its bodies, which read and return outer tensors by name."""
     yield from node.input
-    for item in node.attribute:
-        for body in (item.g, *item.graphs):
-            yield from (value.name for value in body.output)
-            for inner in body.node:
-                yield from names_read(inner)
+    for body in bodies_of(node):
+        yield from (value.name for value in body.output)
+        for inner in body.node:
+            yield from names_read(inner)
 
 
 def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
