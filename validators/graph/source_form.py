@@ -107,7 +107,7 @@ def _widen(graph: onnx.GraphProto) -> None:
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     before = [_cast(value.name, inner[value.name], BFLOAT16) for value in inputs]
     after = [_cast(inner[value.name], value.name, onnx.TensorProto.FLOAT) for value in outputs]
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*before, *graph.node, *after)]
+    kept = [*before, *graph.node, *after]
     del graph.node[:]
     graph.node.extend(kept)
 

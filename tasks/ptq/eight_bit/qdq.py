@@ -31,7 +31,6 @@ from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
     describe_tensors,
-    interface_of,
     raise_problem,
     refuse_model,
     weight_type,
@@ -40,11 +39,11 @@ from tasks.ptq.graph.edits import (
     WEIGHT_INPUT,
     Names,
     attribute,
-    drop_unused_initializers,
-    from_array,
+    interface_of,
     name_nodes,
     output_channel_axis,
     save_model,
+    set_nodes,
     to_array,
 )
 
@@ -129,7 +128,6 @@ class _Rewriter:
     types: Mapping[str, int]
     default_type: int
     affine: dict[str, Affine] = field(default_factory=dict)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
     first: list[onnx.NodeProto] = field(default_factory=list)
     stored: dict[str, list[_Stored]] = field(default_factory=dict)
     pairs: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
@@ -150,9 +148,7 @@ class _Rewriter:
                 nodes[name].input[index] = end
         for tensor in sorted(self.plan.outputs):
             self._quantize_output(tensor)
-        self._order()
-        graph.initializer.extend(self.constants)
-        drop_unused_initializers(graph)
+        set_nodes(graph, self._ordered())
 
     def parameters(self, tensor: str) -> Affine:
         """Return the scale and zero point of an activation, or those of the tensor that it shares them with."""
@@ -250,9 +246,7 @@ class _Rewriter:
         return end
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:
-        name = self.names.new(name)
-        self.constants.append(from_array(values, name))
-        return name
+        return self.names.store(self.view.graph, name, values)
 
     def _pair(self, tensor: str, end: str) -> str:
         """Add the Q/DQ pair from an activation to the tensor `end`; return `end`."""
@@ -294,18 +288,15 @@ class _Rewriter:
         for reader, index in self.view.readers.get(tensor, []):
             reader.input[index] = end
 
-    def _order(self) -> None:
-        graph = self.view.graph
+    def _ordered(self) -> list[onnx.NodeProto]:
+        """Return all nodes, each pair after the producer of its tensor."""
         rest = dict(self.pairs)
         nodes = []
-        for node in graph.node:
+        for node in self.view.graph.node:
             nodes.append(node)
             for output in node.output:
                 nodes.extend(rest.pop(output, []))
-        before = [*self.first, *(node for pair in rest.values() for node in pair)]
-        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in [*before, *nodes]]
-        del graph.node[:]
-        graph.node.extend(ordered)
+        return [*self.first, *(node for pair in rest.values() for node in pair), *nodes]
 
 
 def _take(node: onnx.NodeProto, name: str) -> float:

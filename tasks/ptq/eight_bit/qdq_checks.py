@@ -9,9 +9,9 @@ import onnx
 
 from tasks.ptq.eight_bit.affine import ActivationType
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView, PairRules
-from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, message_bytes, weight_input
+from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, interface_of, message_bytes, weight_input
 from validators.errors import CandidateRefused, RefusalKind
-from validators.graph.source_graph import KNOWN_DOMAINS
+from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
 
 # Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; engines that take float16 get 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
@@ -55,7 +55,7 @@ def refuse_model(
     )
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
     least = FLOAT16_OPSET if half or rules.in_half else LEAST_OPSET
-    opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
+    opset = opset_of(proto)
     unknown = sorted(set(keep_float) - {node.name for node in nodes})
     problem: tuple[RefusalKind, str, str, str] | None = None
     if quantized:
@@ -108,7 +108,3 @@ def raise_problem(problem: tuple[RefusalKind, str, str, str] | None) -> None:
     if problem is not None:
         kind, found, expected, fix = problem
         raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
-
-
-def interface_of(graph: onnx.GraphProto) -> list[bytes]:
-    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]

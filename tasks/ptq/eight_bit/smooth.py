@@ -24,7 +24,6 @@ from tasks.ptq.graph.edits import (
     Names,
     attribute,
     drop_unused_initializers,
-    from_array,
     operator_of,
     save_model,
     to_array,
@@ -306,16 +305,13 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
 
 def set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
     """Give the node a constant of its own, since others may read the present one."""
-    name = Names(graph).new(f"{node.input[index]}_smoothed")
-    graph.initializer.append(from_array(np.asarray(values, dtype), name))
-    node.input[index] = name
+    node.input[index] = Names(graph).store(graph, f"{node.input[index]}_smoothed", np.asarray(values, dtype))
 
 
 def _multiply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], inverse: NDArray[Any]) -> None:
     """Insert a Mul between the tensor and its products."""
     names = Names(view.graph)
-    name, end = names.new(f"{tensor}_smoothing"), names.new(f"{tensor}_smoothed")
-    view.graph.initializer.append(from_array(inverse, name))
+    name, end = names.store(view.graph, f"{tensor}_smoothing", inverse), names.new(f"{tensor}_smoothed")
     for node in layers:
         node.input[0] = end
     producer = view.producer.get(tensor)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx.helper import make_node
 
 from tasks.ptq.graph.edits import (
+    MICROSOFT,
     Names,
     attribute,
     drop_unused_initializers,
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
 
 TableBits = Literal[4, 8]
-DOMAIN = "com.microsoft"
-HEAD = f"{DOMAIN}:MatMulNBits"
+HEAD = f"{MICROSOFT}:MatMulNBits"
 # Rows of the table rounded at once: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
 # Block sizes to choose from when a table shares its bytes with no head: larger ones take fewer bytes and lose more accuracy.
@@ -194,7 +194,7 @@ def quantize_table(
         reshapes = _flattened(graph, table, stored[head_bits], names, block_size)
         flat = [reshape.output[0] for reshape in reshapes]
         for index, site in enumerate(table.sites):
-            product = _head(site, flat, head_bits, block_size, accuracy_level)
+            product = product_of(site, [site.activation, *flat], head_bits, block_size, accuracy_level)
             new[site.node.name] = [*(reshapes if index == 0 else []), product]
     return new
 
@@ -208,9 +208,7 @@ def store_table(
     """
     rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
     parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
-    named = {names.new(f"{constant}_{part}{bits}"): array for part, array in parts.items()}
-    graph.initializer.extend(from_array(array, name) for name, array in named.items())
-    return list(named)
+    return [names.store(graph, f"{constant}_{part}{bits}", array) for part, array in parts.items()]
 
 
 def _flattened(
@@ -220,8 +218,7 @@ def _flattened(
     width, tokens = table.sites[0].shape
     nodes = []
     for name, shape in zip(stored, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
-        target, end = names.new(f"{name}_shape"), names.new(f"{name}_flat")
-        graph.initializer.append(from_array(np.array(shape, np.int64), target))
+        target, end = names.store(graph, f"{name}_shape", np.array(shape, np.int64)), names.new(f"{name}_flat")
         nodes.append(make_node("Reshape", [name, target], [end], name=names.new(f"{name}_reshape")))
     return nodes
 
@@ -234,7 +231,7 @@ def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_s
         [codes, node.input[1], scales, zeros],
         list(node.output),
         name=node.name,
-        domain=DOMAIN,
+        domain=MICROSOFT,
         bits=bits,
         block_size=block_size,
         gather_axis=0,
@@ -242,16 +239,17 @@ def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_s
     )
 
 
-def _head(site: Site, weight: list[str], bits: TableBits, block_size: int, accuracy_level: int) -> onnx.NodeProto:
-    width, tokens = site.shape
+def product_of(site: Site, inputs: list[str], bits: int, block_size: int, accuracy_level: int) -> onnx.NodeProto:
+    """Return the MatMulNBits of a site: `inputs` are the activation, and codes, scales and zero points of the weight."""
+    rows, columns = site.shape
     return make_node(
         "MatMulNBits",
-        [site.activation, *weight],
+        inputs,
         list(site.node.output),
         name=site.node.name,
-        domain=DOMAIN,
-        K=width,
-        N=tokens,
+        domain=MICROSOFT,
+        K=rows,
+        N=columns,
         bits=bits,
         block_size=block_size,
         accuracy_level=accuracy_level,

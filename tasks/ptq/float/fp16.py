@@ -16,18 +16,20 @@ from onnx import TensorProto, helper
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import IN_HALF, GraphView
-from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, interface_of, raise_problem, refuse_model
+from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, raise_problem, refuse_model
 from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
 from tasks.ptq.graph.edits import (
     Names,
     attribute,
     custom_operators,
-    drop_unused_initializers,
     from_array,
+    interface_of,
     name_nodes,
     save_model,
+    set_nodes,
     to_array,
 )
+from validators.graph.source_graph import opset_of
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,8 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
     name_nodes(proto.graph)
     interface = interface_of(proto.graph)
     view = GraphView(proto.graph)
-    opset = next(item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
     _refuse_custom(proto.graph)
-    slots = {node.name: slots_of(node, opset) for node in proto.graph.node}
+    slots = {node.name: slots_of(node, opset_of(proto)) for node in proto.graph.node}
     floats = Floats(view, _float32_tensors(proto), slots)
     rules = find_rules(floats, ranges)
     converter = _Converter(floats, rules)
@@ -126,10 +127,7 @@ class _Converter:
         for node in graph.node:
             nodes += [node, *(cast for name in made[node.name] for cast in self._casts(name))]
         casts = len(nodes) - len(graph.node)
-        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(ordered)
-        drop_unused_initializers(graph)
+        set_nodes(graph, nodes)
         self._describe()
         return casts
 
@@ -175,7 +173,7 @@ class _Converter:
         stored: list[onnx.TensorProto] = []
         for tensor in graph.initializer:
             if tensor.name not in self.floats.names or tensor.name in self.inputs:
-                stored.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+                stored.append(tensor)
                 continue
             values = to_array(tensor)
             raised = np.maximum(values, np.float32(MASK)) if tensor.name in self.rules.masks else values
@@ -197,7 +195,6 @@ class _Converter:
                 value.name = name
                 value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
                 described.append(value)
-        described = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in described]
         del graph.value_info[:]
         graph.value_info.extend(described)
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tasks.ptq.graph.edits import Names, from_array, to_array
+from tasks.ptq.graph.edits import Names, from_array, interface_of, to_array
 from validators.errors import CandidateRefused
 from validators.untrusted.external_data import bodies_of, nodes_of
 
@@ -28,7 +28,7 @@ def widen(model: onnx.ModelProto) -> int:
         CandidateRefused: `unsupported`: an input or output is a sequence of float16, which Cast does not support.
     """
     graph = model.graph
-    interface = _interface(graph)
+    interface = interface_of(graph)
     border = [value for value in [*graph.input, *graph.output] if _is_half(value)]
     inputs = {value.name for value in graph.input}
     count = _widen_graph(graph)
@@ -37,7 +37,7 @@ def widen(model: onnx.ModelProto) -> int:
         del function.value_info[:]
     for value in border:
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    if _interface(graph) != interface:
+    if interface_of(graph) != interface:
         raise CandidateRefused(
             kind="unsupported",
             found="an input or output that is a sequence of float16",
@@ -111,8 +111,8 @@ def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str])
             node = allocator.new(f"{name}_narrow")
             last.append(helper.make_node("Cast", [inner[name]], [name], name=node, to=TensorProto.FLOAT16))
     _rename(graph, inner)
-    nodes = [*first, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node), *last]
-    graph.ClearField("node")
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:]
     graph.node.extend(nodes)
 
 
@@ -127,10 +127,6 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
         for body in bodies_of(node):
             for value in body.output:
                 value.name = names.get(value.name, value.name)
-
-
-def _interface(graph: onnx.GraphProto) -> list[bytes]:
-    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
 
 
 def _is_half(value: onnx.ValueInfoProto) -> bool:

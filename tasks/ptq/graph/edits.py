@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ EXTERNAL_DATA_BYTES = 1_800_000_000
 
 # Prefix of the metadata properties that record changes to a model.
 NOTE_PREFIX = "quantgate."
+
+# Operators that ONNX Runtime adds to the standard.
+MICROSOFT = "com.microsoft"
 
 # Operators whose multiply-accumulates are worth low precision, with the input index of the weight.
 WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
@@ -76,6 +79,12 @@ def model_bytes(path: Path) -> int:
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 
+def import_runtime_operators(model: onnx.ModelProto) -> None:
+    """Declare that a model uses operators of ONNX Runtime."""
+    if not any(opset.domain == MICROSOFT for opset in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+
+
 def add_note(model: onnx.ModelProto, about: str, text: str) -> None:
     """Record a change in the model's metadata, where later passes keep it."""
     model.metadata_props.add(key=f"{NOTE_PREFIX}{about}", value=text)
@@ -85,6 +94,11 @@ def notes_of(path: Path) -> dict[str, str]:
     """Return the notes in a file, by subject."""
     properties = onnx.load(path, load_external_data=False).metadata_props
     return {item.key.removeprefix(NOTE_PREFIX): item.value for item in properties if item.key.startswith(NOTE_PREFIX)}
+
+
+def interface_of(graph: onnx.GraphProto) -> list[bytes]:
+    """Return the inputs and outputs of a graph, serialized, to compare them before and after a pass."""
+    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
 
 
 def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -178,6 +192,12 @@ class Names:
         self._taken.add(name)
         return name
 
+    def store(self, graph: onnx.GraphProto, name: str, array: NDArray[Any]) -> str:
+        """Add a constant to the graph, or to a body in it, under a new name; return that name."""
+        name = self.new(name)
+        graph.initializer.append(from_array(array, name))
+        return name
+
 
 def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
     for part in graphs_of(graph):
@@ -207,8 +227,7 @@ def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
         kernel = node.input[1]
         if attribute(node, "transB", 0):
             if kernel not in transposed:
-                transposed[kernel] = names.new(f"{kernel}_transposed")
-                graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
+                transposed[kernel] = names.store(graph, f"{kernel}_transposed", to_array(weight).T.copy())
             kernel = transposed[kernel]
         has_bias = len(node.input) > 2 and bool(node.input[2])
         product = names.new(f"{node.output[0]}_product") if has_bias else node.output[0]
@@ -217,10 +236,15 @@ def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
         if has_bias:
             name = names.new(f"{node.name}_Add")
             nodes.append(onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=name))
+    set_nodes(graph, nodes)
+    return rewritten
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Replace the nodes of a graph, and drop the constants that nothing reads any more."""
     del graph.node[:]
     graph.node.extend(nodes)
     drop_unused_initializers(graph)
-    return rewritten
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> int:

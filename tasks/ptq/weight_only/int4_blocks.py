@@ -17,16 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.eight_bit.placement import IN_HALF
-from tasks.ptq.eight_bit.qdq_checks import check_variant, interface_of, raise_problem, refuse_model
-from tasks.ptq.graph.edits import (
-    Names,
-    drop_unused_initializers,
-    from_array,
-    initializers,
-    names_read,
-    operator_of,
-    save_model,
-)
+from tasks.ptq.eight_bit.qdq_checks import check_variant, raise_problem, refuse_model
+from tasks.ptq.graph.edits import Names, from_array, initializers, interface_of, save_model
 from tasks.ptq.weight_only.awq import weight_of
 from tasks.ptq.weight_only.int4_grid import (
     MIDDLE_CODE,
@@ -38,7 +30,7 @@ from tasks.ptq.weight_only.int4_grid import (
     join_columns,
     quantize_on,
 )
-from tasks.ptq.weight_only.sites import find_sites
+from tasks.ptq.weight_only.sites import find_sites, replace_nodes
 
 BLOCK_SIZES = (64, 128)
 
@@ -149,13 +141,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
             made[site.key] = dequantize_blocks(rounded, weight.dtype, (codes, scales, end), node)
         site.node.input[1] = made[site.key].node.output[0]
     graph.initializer.extend(tensor for one in made.values() for tensor in (one.codes, one.scales))
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-    read = {name for node in nodes for name in names_read(node)} | {value.name for value in graph.output}
-    del graph.node[:]
-    graph.node.extend(one.node for one in made.values())
-    # Drop the Transpose of a weight that no node reads any more.
-    graph.node.extend(node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in read)
-    drop_unused_initializers(graph)
+    replace_nodes(graph, [*(one.node for one in made.values()), *graph.node])
     save_model(proto, variant)
     check_variant(variant, interface)
     return BlocksReport(tuple(site.node.name for site in sites), left, plan.gemm_split)

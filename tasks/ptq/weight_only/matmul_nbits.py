@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.helper import make_node, make_opsetid
+from onnx.helper import make_node
 
 from tasks.ptq.calibrate.grams import Gram
-from tasks.ptq.eight_bit.tied import TableBits, find_tables, quantize_table, retie
+from tasks.ptq.eight_bit.tied import TableBits, find_tables, product_of, quantize_table, retie
 from tasks.ptq.graph.edits import (
     Names,
     drop_unused_initializers,
-    from_array,
+    import_runtime_operators,
     initializers,
-    names_read,
-    operator_of,
+    interface_of,
     save_model,
     scratch,
 )
@@ -49,11 +48,9 @@ from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
 from tasks.ptq.weight_only.mixed import noisiest
-from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites
+from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
-
-DOMAIN = "com.microsoft"
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ def quantize_weights(
     _check_settings(weights)
     _check_valid(model, "the float graph", "export the model again")
     proto = onnx.load(model)
-    before = _signature(proto)
+    before = interface_of(proto.graph)
     retie(proto.graph)
     plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)
     _check_any(plan)
@@ -164,7 +161,7 @@ def quantize_weights(
             accuracy_level=weights.accuracy_level,
         )
     bits = _replace(proto, sites, seen, scaling, weights, new, names)
-    if _signature(proto) != before:
+    if interface_of(proto.graph) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
         )
@@ -195,9 +192,9 @@ def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scalin
     nodes = {node.name: node for node in scaled.graph.node}
     for site in sites:
         if scaling.placed.get(site.activation) == "folded":
-            weight, name = weight_of(constants, site.key), names.new(f"{site.constant}_scaled")
+            weight = weight_of(constants, site.key)
             divided = weight / scaling.factors[site.activation][:, None]
-            scaled.graph.initializer.append(from_array(divided.astype(weight.dtype), name))
+            name = names.store(scaled.graph, f"{site.constant}_scaled", divided.astype(weight.dtype))
             nodes[site.node.name].input[1] = name
     drop_unused_initializers(scaled.graph)
     return scaled
@@ -239,10 +236,6 @@ def _check_any(plan: SitePlan) -> None:
 
 def _invalid(found: str, expected: str, fix: str) -> CandidateRefused:
     return CandidateRefused(kind="invalid", found=found, expected=expected, fix=fix)
-
-
-def _signature(proto: onnx.ModelProto) -> list[bytes]:
-    return [value.SerializeToString() for value in (*proto.graph.input, *proto.graph.output)]
 
 
 def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram]:
@@ -333,17 +326,18 @@ def _replace(
     for site in sites:
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
-            factors = names.new(f"{activation}_factors")
-            dtype = packed[site.key].scales.dtype
-            graph.initializer.append(from_array(scaling.factors[activation].astype(dtype), factors))
+            array = scaling.factors[activation].astype(packed[site.key].scales.dtype)
+            factors = names.store(graph, f"{activation}_factors", array)
             scaled[activation] = names.new(f"{activation}_scaled")
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
         inputs = [scaled.get(activation, activation), *stored[site.key]]
-        new[site.node.name] = [*made, _product(site, inputs, packed[site.key].bits, settings)]
-    _set_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
-    if not any(opset.domain == DOMAIN for opset in proto.opset_import):
-        proto.opset_import.append(make_opsetid(DOMAIN, 1))
+        new[site.node.name] = [
+            *made,
+            product_of(site, inputs, packed[site.key].bits, settings.block_size, settings.accuracy_level),
+        ]
+    replace_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
+    import_runtime_operators(proto)
     return {key: one.bits for key, one in packed.items()}
 
 
@@ -353,33 +347,4 @@ def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names
     named = {f"Q{packed.bits}": packed.codes, "scales": packed.scales}
     if packed.zero_points is not None:
         named["zero_points"] = packed.zero_points
-    made = {names.new(f"{stem}_{part}"): array for part, array in named.items()}
-    graph.initializer.extend(from_array(array, name) for name, array in made.items())
-    return list(made)
-
-
-def _product(site: Site, inputs: list[str], bits: int, settings: BlockWeights) -> onnx.NodeProto:
-    rows, columns = site.shape
-    return make_node(
-        "MatMulNBits",
-        inputs,
-        list(site.node.output),
-        name=site.node.name,
-        domain=DOMAIN,
-        K=rows,
-        N=columns,
-        bits=bits,
-        block_size=settings.block_size,
-        accuracy_level=settings.accuracy_level,
-    )
-
-
-def _set_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Set the graph's nodes, and drop Transposes and constants that are no longer read."""
-    del graph.node[:]
-    graph.node.extend(nodes)
-    reads = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
-    kept = [node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in reads]
-    del graph.node[:]
-    graph.node.extend(kept)
-    drop_unused_initializers(graph)
+    return [names.store(graph, f"{stem}_{part}", array) for part, array in named.items()]

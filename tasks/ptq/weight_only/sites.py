@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from tasks.ptq.graph.edits import custom_operators, initializers, name_nodes, operator_of, split_gemm, to_array
+from tasks.ptq.graph.edits import (
+    custom_operators,
+    initializers,
+    name_nodes,
+    names_read,
+    operator_of,
+    set_nodes,
+    split_gemm,
+    to_array,
+)
 from validators.errors import CandidateRefused
 
 # Dtypes that the kernel supports for weights and scales.
@@ -81,6 +90,12 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
             else:
                 left.append((node.name, found))
     return SitePlan(tuple(sites), tuple(left), len(split))
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Set the graph's nodes, and drop Transposes and constants that nothing reads any more."""
+    reads = {name for node in nodes for name in names_read(node)} | {value.name for value in graph.output}
+    set_nodes(graph, [node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in reads])
 
 
 def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:
