@@ -87,10 +87,7 @@ def place_for_openvino(
     return Placement(
         nodes=tuple(node.name for node in graph.node if node.name in integer),
         left=left,
-        outputs=frozenset(),
         inputs=_with_residuals(view, products, read_places(view, [*products, *sums], ())),
-        shares={},
-        folded=frozenset(),
     )
 
 
@@ -112,7 +109,7 @@ def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> P
     products = split_products(view, left, why_float)
     integer = _tables(view, keep_float, bool(products)).union(node.name for node in products)
     nodes = tuple(node.name for node in graph.node if node.name in integer)
-    return Placement(nodes, left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
+    return Placement(nodes, left)
 
 
 def _tables(view: GraphView, keep_float: Collection[str], has_products: bool) -> set[str]:

@@ -56,10 +56,10 @@ class Placement:
 
     nodes: tuple[str, ...]
     left: dict[str, str]
-    outputs: frozenset[str]
-    inputs: dict[str, set[tuple[str, int]]]
-    shares: dict[str, str]
-    folded: frozenset[str]
+    outputs: frozenset[str] = frozenset()
+    inputs: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
+    shares: dict[str, str] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -212,7 +212,7 @@ def place_explicitly(
     view, left = GraphView(graph), left_by_operator(graph)
     products = split_products(view, left, lambda node: why_not(view, node, ranges, every_operator, keep_float))
     names = tuple(node.name for node in products)
-    return Placement(names, left, frozenset(), read_places(view, products, ()), {}, frozenset())
+    return Placement(names, left, inputs=read_places(view, products, ()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,16 @@ from onnx import helper
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import (
+    E4M3,
     ActivationType,
     Affine,
     fit_e4m3,
+    fit_e4m3_weight,
     fit_range,
     smallest_weight_scale,
     store_bias,
+    store_e4m3,
 )
-from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
 from tasks.ptq.eight_bit.qdq_checks import (
@@ -205,7 +207,7 @@ class _Rewriter:
             per_bias = smallest_weight_scale(bias, self.parameters(node.input[0]).scale)
             smallest = per_bias if axis is not None else np.asarray(per_bias.max())
         if self.activation == "e4m3":
-            scales = weight_scales(values, axis)
+            scales = fit_e4m3_weight(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
             stored, scales = self.weights.quantize(values, axis, smallest=smallest)

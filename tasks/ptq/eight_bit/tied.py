@@ -32,7 +32,7 @@ from tasks.ptq.graph.edits import (
     save_model,
     to_array,
 )
-from tasks.ptq.weight_only.byte_blocks import LARGEST, MIDDLE_BYTE
+from tasks.ptq.weight_only.int4_grid import LARGEST_BYTE, MIDDLE_BYTE, nibbles
 
 if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
@@ -150,7 +150,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
     top = 2**bits - 1
     blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
-    widths = np.maximum(high, -low) / LARGEST if bits == 8 else (high - low) / top
+    widths = np.maximum(high, -low) / LARGEST_BYTE if bits == 8 else (high - low) / top
     scales = widths.astype(part.dtype)
     scales[scales == 0] = 1  # a block of zeros, or a scale that underflows float16
     steps = scales.astype(np.float64)
@@ -162,10 +162,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
 def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
     """Pack codes row by row: 8-bit codes unchanged, 4-bit codes two per byte, the earlier one in the low half."""
     whole = codes.astype(np.uint8)
-    if bits == 8:
-        return whole
-    even = np.pad(whole, ((0, 0), (0, whole.shape[1] % 2)))
-    return np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
+    return whole if bits == 8 else nibbles(whole)
 
 
 def quantize_table(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -31,6 +32,8 @@ from tasks.ptq.graph.edits import (
 )
 from validators.graph.source_graph import opset_of
 
+Found = TypeVar("Found")
+
 
 @dataclass(frozen=True)
 class Float16Report:
@@ -45,9 +48,9 @@ class Float16Report:
     carries: dict[str, str]
     casts: int
 
-    def with_carried(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
-        """Return the ranges of the source's tensors, extended to the new tensors with the same values."""
-        return dict(ranges) | {new: ranges[old] for new, old in self.carries.items() if old in ranges}
+    def with_carried(self, found: Mapping[str, Found]) -> dict[str, Found]:
+        """Return what calibration found of the source's tensors, extended to the new tensors with the same values."""
+        return dict(found) | {new: found[old] for new, old in self.carries.items() if old in found}
 
 
 def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) -> Float16Report:

@@ -30,7 +30,7 @@ from tasks.ptq.weight_only.int4_grid import (
     quantize_on,
     round_to_nearest,
 )
-from tasks.ptq.weight_only.sites import Site
+from tasks.ptq.weight_only.sites import Key, Site
 
 Placed = Literal["none", "folded", "inserted"]
 
@@ -133,13 +133,13 @@ class Scaling:
     placed: dict[str, Placed] = field(default_factory=dict)
 
 
-def weight_of(constants: Mapping[str, onnx.TensorProto], key: tuple[str, bool]) -> NDArray[Any]:
+def weight_of(constants: Mapping[str, onnx.TensorProto], key: Key) -> NDArray[Any]:
     """Return the current weight of the sites with this key, `[K, N]`."""
     array = to_array(constants[key[0]])
     return array.T if key[1] else array
 
 
-def gram_of(key: tuple[str, bool], sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
+def gram_of(key: Key, sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
     """Return the sum of the Gram matrices of all activations that a weight is multiplied with."""
     return reduce(add, [seen[name] for name in dict.fromkeys(site.activation for site in sites if site.key == key)])
 

@@ -28,9 +28,10 @@ from tasks.ptq.weight_only.int4_grid import (
     as_blocks,
     column_chunks,
     join_columns,
+    nibbles,
     quantize_on,
 )
-from tasks.ptq.weight_only.sites import find_sites, replace_nodes
+from tasks.ptq.weight_only.sites import Key, find_sites, replace_nodes
 
 BLOCK_SIZES = (64, 128)
 
@@ -102,9 +103,8 @@ def dequantize_blocks(
         )
     codes, scale, end = names
     # Two codes per byte in two's complement, the earlier in the low four bits (onnx.proto, TensorProto.raw_data).
-    flat = (weight.codes.astype(np.int8) - MIDDLE_CODE).astype(np.int8).reshape(-1).view(np.uint8) & 0xF
-    flat = np.pad(flat, (0, flat.size % 2))
-    packed = flat[0::2] | (flat[1::2] << 4)
+    # Flipping the highest of four bits subtracts 8.
+    packed = nibbles((weight.codes ^ np.uint8(MIDDLE_CODE)).reshape(1, -1))
     return BlockedWeight(
         helper.make_tensor(codes, TensorProto.INT4, [rows, columns], packed.tobytes(), raw=True),
         from_array(scales, scale),
@@ -130,7 +130,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
         found = f"no MatMul or Gemm to quantize: {next(iter(left.items()), 'there is none')}"
         raise_problem(("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8"))
     graph, constants, allocator = proto.graph, initializers(proto.graph), Names(proto.graph)
-    made: dict[tuple[str, bool], BlockedWeight] = {}
+    made: dict[Key, BlockedWeight] = {}
     for site in sites:
         if site.key not in made:
             weight = weight_of(constants, site.key)

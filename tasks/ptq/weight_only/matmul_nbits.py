@@ -43,12 +43,10 @@ from tasks.ptq.weight_only.awq import (
     scale_channels,
     weight_of,
 )
-from tasks.ptq.weight_only.byte_blocks import round_to_bytes
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
-from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_nearest
-from tasks.ptq.weight_only.mixed import noisiest
-from tasks.ptq.weight_only.sites import Site, SitePlan, find_sites, replace_nodes
+from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
+from tasks.ptq.weight_only.sites import Key, Site, SitePlan, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
 
@@ -279,11 +277,11 @@ def _pack_all(
     seen: Mapping[str, Gram],
     scaling: Scaling,
     settings: BlockWeights,
-) -> dict[tuple[str, bool], Packed]:
+) -> dict[Key, Packed]:
     """Return each weight in blocks; of mixed ones, those with the most noise in INT4 are in INT8."""
     size = settings.block_size
-    packed: dict[tuple[str, bool], Packed] = {}
-    noises: dict[tuple[str, bool], float] = {}
+    packed: dict[Key, Packed] = {}
+    noises: dict[Key, float] = {}
     for site in sites:
         if site.key in packed:
             continue
@@ -303,6 +301,25 @@ def _pack_all(
     return packed
 
 
+def noisiest(noises: Mapping[Key, float], sizes: Mapping[Key, int], percent: int) -> frozenset[Key]:
+    """Return the weights with the most noise for their size, which together hold at most `percent` of all numbers.
+
+    `noises` is `||X dW||^2` of each weight in INT4 over the calibration samples, `sizes` the count of its numbers. Noise is not
+    divided by the power of the output: what a layer adds to the residual stream counts as it is there. On SmolLM2-135M (GPTQ,
+    blocks of 32, 4 windows of 512 tokens) the noisiest quarter in INT8 lowers what INT4 adds to the loss from 0.080 nats a
+    token to 0.040; by the relative noise, by the kind of the layer, or at random it falls to between 0.054 and 0.057.
+
+    >>> sorted(noisiest({"a": 9.0, "b": 8.0, "c": 1.0}, {"a": 50, "b": 25, "c": 25}, 50))
+    ['b', 'c']
+    """
+    budget, chosen = sum(sizes.values()) * percent / 100, set()
+    for key in sorted(noises, key=lambda key: -noises[key] / sizes[key]):
+        if sizes[key] <= budget:
+            chosen.add(key)
+            budget -= sizes[key]
+    return frozenset(chosen)
+
+
 def _replace(
     proto: onnx.ModelProto,
     sites: Sequence[Site],
@@ -311,7 +328,7 @@ def _replace(
     settings: BlockWeights,
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
-) -> dict[tuple[str, bool], int]:
+) -> dict[Key, int]:
     """Replace the sites by MatMulNBits, add a Mul where factors must be inserted, and drop unread nodes and constants.
 
     Return the bits of each weight. `new` maps the names of other replaced nodes to their replacements.

@@ -24,6 +24,9 @@ from validators.errors import CandidateRefused
 # Dtypes that the kernel supports for weights and scales.
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
+# A constant, and whether it is multiplied transposed.
+Key = tuple[str, bool]
+
 
 @dataclass(frozen=True)
 class Site:
@@ -40,7 +43,7 @@ class Site:
         return str(self.node.input[0])
 
     @property
-    def key(self) -> tuple[str, bool]:
+    def key(self) -> Key:
         """Key that is equal for sites that share one quantized weight."""
         return self.constant, self.transposed
 
