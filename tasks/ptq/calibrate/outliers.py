@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.eight_bit.bias_correction import watch
+from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.graph.edits import WEIGHT_INPUT, initializers, operator_of, output_channel_axis, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -70,14 +70,14 @@ def find_outliers(
     Raises:
         CandidateRefused: `invalid`: the runtime does not run the model.
     """
-    proto = onnx.load(model, load_external_data=False)
-    constants = initializers(proto.graph)
-    weighted = [node for node in proto.graph.node if node.name in nodes and has_weight(node, constants)]
+    graph = onnx.load(model, load_external_data=False).graph
+    constants = initializers(graph)
+    weighted = [node for node in graph.node if node.name in nodes and has_weight(node, constants)]
     channel_axes = {
         node.input[0]: 1 if node.op_type == "Conv" else -1 for node in weighted if node.input[0] not in constants
     }
     seen: dict[str, Vector] = {}
-    for values in watch(proto, channel_axes, batches, model, libraries) if channel_axes else ():
+    for values in watch(model, channel_axes, batches, libraries):
         for name, array in values.items():
             found = channel_amax(array, (channel_axes[name],))
             seen[name] = np.maximum(seen[name], found) if name in seen else found

@@ -17,8 +17,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
-from tasks.ptq.eight_bit.bias_correction import watch
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import (
     Names,
@@ -85,13 +85,12 @@ def read_channels(
     `rows` are a seeded draw of equal size from each batch. The first half of a batch's rows goes to one of `halves`, the
     second half to the other.
     """
-    proto = onnx.load(model, load_external_data=False)
-    tensors = list(layers_by_input(GraphView(proto.graph)))
+    tensors = list(layers_by_input(GraphView(onnx.load(model, load_external_data=False).graph)))
     batches = list(batches)
     rng = np.random.default_rng(seed)
     share = -(-ROWS // max(1, 2 * len(batches)))
     seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
-    for values in watch(proto, tensors, batches, model, libraries) if tensors else ():
+    for values in watch(model, tensors, batches, libraries):
         for name, array in values.items():
             rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
             for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):

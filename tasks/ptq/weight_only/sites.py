@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from tasks.ptq.eight_bit.placement import FLOATS
 from tasks.ptq.graph.edits import (
     custom_operators,
     initializers,
@@ -20,9 +21,6 @@ from tasks.ptq.graph.edits import (
     to_array,
 )
 from validators.errors import CandidateRefused
-
-# Dtypes that the kernel supports for weights and scales.
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
 # A constant, and whether it is multiplied transposed.
 Key = tuple[str, bool]
