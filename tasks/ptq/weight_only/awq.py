@@ -32,7 +32,7 @@ from tasks.ptq.weight_only.int4_grid import (
 )
 from tasks.ptq.weight_only.sites import Key, Site
 
-Placed = Literal["none", "folded", "inserted"]
+Placed = Literal["folded", "inserted"]
 
 # Exponents to try: the grid of 20 steps in the authors' code, end included.
 ALPHAS = tuple(step / 20 for step in range(21))

@@ -31,7 +31,7 @@ from tasks.ptq.weight_only.int4_grid import (
     nibbles,
     quantize_on,
 )
-from tasks.ptq.weight_only.sites import Key, find_sites, replace_nodes
+from tasks.ptq.weight_only.sites import Key, WeightOnlyReport, find_sites, replace_nodes
 
 BLOCK_SIZES = (64, 128)
 
@@ -43,15 +43,6 @@ class BlockedWeight:
     codes: onnx.TensorProto
     scales: onnx.TensorProto
     node: onnx.NodeProto
-
-
-@dataclass(frozen=True)
-class BlocksReport:
-    """Names of the `quantized` nodes, the reason why each of the `left` nodes stays in float, and the number of split Gemms."""
-
-    quantized: tuple[str, ...]
-    left: dict[str, str]
-    gemm_split: int
 
 
 def why_no_blocks(rows: int, block_size: int) -> str:
@@ -112,7 +103,7 @@ def dequantize_blocks(
     )
 
 
-def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksReport:
+def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes read constant weights from INT4 blocks; activations are unchanged.
 
     Raises:
@@ -123,8 +114,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     refuse_model(proto, IN_HALF, "int8", ())
     interface = interface_of(proto.graph)
     plan = find_sites(proto.graph, block_size=block_size, exclude=())
-    left = dict(plan.left)
-    left |= {site.node.name: why for site in plan.sites if (why := why_no_blocks(site.shape[0], block_size))}
+    left = plan.left | {site.node.name: why for site in plan.sites if (why := why_no_blocks(site.shape[0], block_size))}
     sites = [site for site in plan.sites if site.node.name not in left]
     if not sites:
         found = f"no MatMul or Gemm to quantize: {next(iter(left.items()), 'there is none')}"
@@ -144,4 +134,4 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     replace_nodes(graph, [*(one.node for one in made.values()), *graph.node])
     save_model(proto, variant)
     check_variant(variant, interface)
-    return BlocksReport(tuple(site.node.name for site in sites), left, plan.gemm_split)
+    return WeightOnlyReport({site.node.name: 4 for site in sites}, left, plan.gemm_split)

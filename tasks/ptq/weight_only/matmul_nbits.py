@@ -35,7 +35,6 @@ from tasks.ptq.graph.edits import (
 )
 from tasks.ptq.weight_only.awq import (
     AwqLayer,
-    Placed,
     Scaling,
     clipped,
     gram_of,
@@ -46,41 +45,9 @@ from tasks.ptq.weight_only.awq import (
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
-from tasks.ptq.weight_only.sites import Key, Site, SitePlan, find_sites, replace_nodes
+from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
-
-
-@dataclass(frozen=True)
-class QuantizedNode:
-    """A quantized node, with the shape of its weight, `[channels_in, channels_out]`, and the bits of a number.
-
-    `factors` of AWQ: `none` (all are 1, or another method), `folded` into the activation's producers, `inserted` as a Mul.
-    """
-
-    name: str
-    channels_in: int
-    channels_out: int
-    factors: Placed = "none"
-    bits: int = 4
-
-
-@dataclass(frozen=True)
-class WeightOnlyReport:
-    """Result of the pass.
-
-    `left`: (node, reason) for every MatMul, Gemm and custom operator that stays in float. `tied`: the constants of tied
-    embeddings. `accuracy_level`: the level in the file, 0 with fractional zero points, for which the kernel has no INT8
-    arithmetic at any level.
-    """
-
-    quantized: tuple[QuantizedNode, ...]
-    left: tuple[tuple[str, str], ...]
-    gemm_split: int
-    accuracy_level: int
-    factors_folded: int
-    factors_inserted: int
-    tied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,17 +132,12 @@ def quantize_weights(
         )
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
-    nodes = tuple(
-        QuantizedNode(site.node.name, *site.shape, scaling.placed.get(site.activation, "none"), bits[site.key])
-        for site in sites
-    )
     counts = list(scaling.placed.values())
     tied = tuple(table.constant for table in tables if weights.embedding_bits or weights.head_bits)
     return WeightOnlyReport(
-        nodes,
+        {site.node.name: bits[site.key] for site in sites},
         plan.left,
         plan.gemm_split,
-        weights.accuracy_level,
         counts.count("folded"),
         counts.count("inserted"),
         tied,
@@ -223,7 +185,7 @@ def _check_valid(path: Path, what: str, fix: str) -> None:
 
 def _check_any(plan: SitePlan) -> None:
     if not plan.sites:
-        but = "; ".join(f"{name}: {why}" for name, why in plan.left[:5])
+        but = "; ".join(f"{name}: {why}" for name, why in list(plan.left.items())[:5])
         raise CandidateRefused(
             kind="unsupported",
             found="no MatMul or Gemm with a constant weight" + (f" to quantize ({but})" if but else ""),

@@ -50,12 +50,28 @@ class Site:
 class SitePlan:
     """Sites of a graph, and the number of Gemms split into MatMul and Add.
 
-    `left`: (node, reason) for every other MatMul and Gemm, and for custom operators.
+    `left` maps every other MatMul and Gemm, and custom operators, to the reason.
     """
 
     sites: tuple[Site, ...]
-    left: tuple[tuple[str, str], ...]
+    left: dict[str, str]
     gemm_split: int
+
+
+@dataclass(frozen=True)
+class WeightOnlyReport:
+    """Result of a pass over weights alone.
+
+    `quantized` maps nodes to the bits of their weights. `left` maps every MatMul, Gemm and custom operator that stays in float
+    to the reason. AWQ's factors were folded into producers or inserted as a Mul. `tied`: the constants of tied embeddings.
+    """
+
+    quantized: dict[str, int]
+    left: dict[str, str]
+    gemm_split: int
+    factors_folded: int = 0
+    factors_inserted: int = 0
+    tied: tuple[str, ...] = ()
 
 
 def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str], bits: int = 4) -> SitePlan:
@@ -82,15 +98,15 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
     makers = {name: node for node in graph.node for name in node.output}
     excluded = {*exclude, *(split[name] for name in exclude if name in split)}
     sites: list[Site] = []
-    left = list(custom_operators(graph).items())
+    left = custom_operators(graph)
     for node in graph.node:
         if operator_of(node) in ("MatMul", "Gemm"):
             found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size, bits)
             if isinstance(found, Site):
                 sites.append(found)
             else:
-                left.append((node.name, found))
-    return SitePlan(tuple(sites), tuple(left), len(split))
+                left[node.name] = found
+    return SitePlan(tuple(sites), left, len(split))
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
