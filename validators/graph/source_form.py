@@ -48,7 +48,7 @@ def undeclared_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
     An empty shape means a scalar, or an exporter that knew no shape: it counts as undeclared.
     """
-    return [value for value in model.graph.output if _is_undeclared(value)]
+    return [value for value in model.graph.output if not (_is_no_tensor(value) or value.type.tensor_type.shape.dim)]
 
 
 def is_checkable(model: onnx.ModelProto) -> bool:
@@ -68,10 +68,6 @@ def declared_shape(shape: onnx.TensorShapeProto) -> tuple[int | str | None, ...]
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
         for dim in shape.dim
     )
-
-
-def _is_undeclared(value: onnx.ValueInfoProto) -> bool:
-    return not _is_no_tensor(value) and not value.type.tensor_type.shape.dim
 
 
 def _is_no_tensor(value: onnx.ValueInfoProto) -> bool:

@@ -81,8 +81,9 @@ def find_outliers(
         for name, array in values.items():
             found = channel_amax(array, (channel_axes[name],))
             seen[name] = np.maximum(seen[name], found) if name in seen else found
+    ratios = {name: outlier_ratio(channels) for name, channels in seen.items()}
     return {
-        node.name: Outliers(_weight_ratio(node, constants[node.input[1]], model.parent), _ratio_of(seen, node.input[0]))
+        node.name: Outliers(_weight_ratio(node, constants[node.input[1]], model.parent), ratios.get(node.input[0]))
         for node in weighted
     }
 
@@ -91,7 +92,3 @@ def _weight_ratio(node: onnx.NodeProto, weight: onnx.TensorProto, folder: Path) 
     # An LSTM's weight is `(directions, 4 hidden, inputs)`: its output channels lie along two axes.
     axes = (0, 1) if node.op_type == "LSTM" else (output_channel_axis(node, weight),)
     return outlier_ratio(channel_amax(to_array(weight, folder), axes))
-
-
-def _ratio_of(seen: dict[str, Vector], tensor: str) -> float | None:
-    return outlier_ratio(seen[tensor]) if tensor in seen else None
