@@ -33,7 +33,7 @@ from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
     describe_tensors,
-    raise_problem,
+    refuse,
     refuse_model,
     weight_type,
 )
@@ -95,9 +95,7 @@ def quantize_qdq(
         plan = rules.place_weights(proto.graph, keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
-        raise_problem(
-            ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
-        )
+        refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
     _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view)).rewrite()
     save_model(proto, variant)

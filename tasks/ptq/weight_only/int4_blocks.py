@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.eight_bit.placement import IN_HALF
-from tasks.ptq.eight_bit.qdq_checks import check_variant, raise_problem, refuse_model
+from tasks.ptq.eight_bit.qdq_checks import check_variant, refuse, refuse_model
 from tasks.ptq.graph.edits import Names, from_array, initializers, interface_of, save_model
 from tasks.ptq.weight_only.awq import weight_of
 from tasks.ptq.weight_only.int4_grid import (
@@ -118,7 +118,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> WeightOnl
     sites = [site for site in plan.sites if site.node.name not in left]
     if not sites:
         found = f"no MatMul or Gemm to quantize: {next(iter(left.items()), 'there is none')}"
-        raise_problem(("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8"))
+        refuse("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8")
     graph, constants, allocator = proto.graph, initializers(proto.graph), Names(proto.graph)
     made: dict[Key, BlockedWeight] = {}
     for site in sites:
