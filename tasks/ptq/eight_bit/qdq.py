@@ -29,7 +29,7 @@ from tasks.ptq.eight_bit.affine import (
     store_e4m3,
 )
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
+from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement, PlacementTask
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
     describe_tensors,
@@ -89,7 +89,7 @@ def quantize_qdq(
     types, ranks = describe_tensors(proto)
     if ranges is not None:
         rules.prepare(proto.graph, ranks, keep_float)
-        plan = rules.place(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float, bits=weights.bits)
+        plan = rules.place(PlacementTask(GraphView(proto.graph), ranges, every_operator, keep_float, weights.bits))
     else:
         assert rules.place_weights is not None
         plan = rules.place_weights(proto.graph, keep_float)
