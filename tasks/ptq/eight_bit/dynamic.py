@@ -235,11 +235,10 @@ def _bias(work: _DynamicPass, node: onnx.NodeProto) -> tuple[str, str, list[onnx
         product = work.names.new(f"{output}_product")
         name = work.names.new(f"{node.name}_Add")
         return product, "", [make_node("Add", [product, node.input[2]], [output], name=name)]
-    readers = view.readers.get(output, [])
-    if len(readers) != 1 or output in view.pinned or operator_of(readers[0][0]) != "Add":
+    if not view.is_read_by(output, 1):
         return output, "", []
-    reader, place = readers[0]
-    if not is_row(reader.input[1 - place]):
+    reader, place = view.readers[output][0]
+    if operator_of(reader) != "Add" or not is_row(reader.input[1 - place]):
         return output, "", []
     work.folded.add(reader.name)
     return reader.output[0], reader.input[1 - place], []

@@ -83,6 +83,10 @@ class GraphView:
             if bodies_of(node):
                 self.pinned.update(names_read(node))
 
+    def is_read_by(self, tensor: str, count: int) -> bool:
+        """Return whether so many inputs of nodes, and nothing else, read a tensor."""
+        return tensor not in self.pinned and len(self.readers.get(tensor, [])) == count
+
     def activations(self, node: onnx.NodeProto) -> list[int]:
         """Return the indices of a node's inputs that would get a scale: the activations that the operator computes with."""
         if node.op_type in PASS_THROUGH:
@@ -92,11 +96,10 @@ class GraphView:
 
     def activation_behind(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """Return the Relu or Clip that is the only reader of a node's output, or None."""
-        name = node.output[0]
-        found = self.readers.get(name, [])
-        if name in self.pinned or len(found) != 1 or found[0][0].op_type not in FOLDED or found[0][0].domain:
+        if not self.is_read_by(node.output[0], 1):
             return None
-        return found[0][0]
+        reader, _ = self.readers[node.output[0]][0]
+        return reader if reader.op_type in FOLDED and not reader.domain else None
 
     def folds(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """Return the Relu or Clip after a node if saturation can replace it, else None.

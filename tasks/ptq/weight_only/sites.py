@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from tasks.ptq.eight_bit.placement import FLOATS
+from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import (
     custom_operators,
-    initializers,
     name_nodes,
     names_read,
     operator_of,
@@ -92,16 +91,15 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
         )
     split = split_gemm(graph)
     name_nodes(graph)
-    constants = initializers(graph)
+    view = GraphView(graph)
     for value in graph.input:
-        constants.pop(value.name, None)  # callers can override it, so it is not constant
-    makers = {name: node for node in graph.node for name in node.output}
+        view.constants.pop(value.name, None)  # callers can override it, so it is not constant
     excluded = {*exclude, *(split[name] for name in exclude if name in split)}
     sites: list[Site] = []
     left = custom_operators(graph)
     for node in graph.node:
         if operator_of(node) in ("MatMul", "Gemm"):
-            found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size, bits)
+            found = "excluded" if node.name in excluded else _site(view, node, block_size, bits)
             if isinstance(found, Site):
                 sites.append(found)
             else:
@@ -125,23 +123,17 @@ def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str]
     return {site.activation: site.shape[0] for site in sites}
 
 
-def _site(
-    node: onnx.NodeProto,
-    constants: Mapping[str, onnx.TensorProto],
-    makers: Mapping[str, onnx.NodeProto],
-    block_size: int,
-    bits: int,
-) -> Site | str:
+def _site(view: GraphView, node: onnx.NodeProto, block_size: int, bits: int) -> Site | str:
     """Return the node's site, or the reason why it is skipped."""
     if node.op_type == "Gemm":
         return "a Gemm with alpha, beta or transA, or without a constant weight"
-    name, maker = node.input[1], makers.get(node.input[1])
-    transposed = maker is not None and operator_of(maker) == "Transpose" and maker.input[0] in constants
+    name, maker = node.input[1], view.producer.get(node.input[1])
+    transposed = maker is not None and operator_of(maker) == "Transpose" and maker.input[0] in view.constants
     if maker is not None and transposed:
         name = maker.input[0]
-    if name not in constants:
+    if name not in view.constants:
         return "its second input is not constant"
-    weight = constants[name]
+    weight = view.constants[name]
     if len(weight.dims) != 2:
         return f"its weight has {len(weight.dims)} axes, not 2"
     if weight.data_type not in FLOATS:
