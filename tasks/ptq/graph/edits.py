@@ -178,7 +178,13 @@ class Names:
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._taken = set(_all_names(graph))
+        self._taken: set[str] = set()
+        for part in graphs_of(graph):
+            self._taken.update(value.name for value in (*part.input, *part.output))
+            self._taken.update(tensor.name for tensor in part.initializer)
+            self._taken.update(sparse.values.name for sparse in part.sparse_initializer)
+            for node in part.node:
+                self._taken.update((node.name, *node.input, *node.output))
 
     def new(self, name: str) -> str:
         """Reserve and return the name, with underscores appended until it is unique.
@@ -197,15 +203,6 @@ class Names:
         name = self.new(name)
         graph.initializer.append(from_array(array, name))
         return name
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    for part in graphs_of(graph):
-        yield from (value.name for value in (*part.input, *part.output))
-        yield from (tensor.name for tensor in part.initializer)
-        yield from (sparse.values.name for sparse in part.sparse_initializer)
-        for node in part.node:
-            yield from (node.name, *node.input, *node.output)
 
 
 def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
