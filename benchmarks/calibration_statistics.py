@@ -93,7 +93,6 @@ def _collect(folder: Path, arrays: Arrays, memory: Memory) -> dict[str, Any]:
 
     done = collect_statistics(
         folder / "model.onnx",
-        None,
         lambda size: _batches(arrays, size, memory),
         threads=usable_cores(),
         max_memory_mb=MAX_MEMORY_MB,

@@ -27,7 +27,7 @@ from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.bounded_json import load_json, read_member
 from validators.untrusted.bounded_yaml import read_yaml
-from validators.untrusted.external_data import MOST_ELEMENTS, external_files
+from validators.untrusted.external_data import MOST_ELEMENTS, external_files, graphs_of
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 from validators.untrusted.torch_program import leaf_names
@@ -214,13 +214,10 @@ def _read_graph(path: Path, uri: str) -> _Read:
 
 def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Yield initializers and the tensors of Constant nodes, where some exporters store weights, also of subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t") and node.op_type == "Constant":
-                yield attribute.t
-            elif attribute.HasField("g"):
-                yield from _weights(attribute.g)
+    for part in graphs_of(graph):
+        yield from part.initializer
+        constants = (node for node in part.node if node.op_type == "Constant")
+        yield from (item.t for node in constants for item in node.attribute if item.HasField("t"))
 
 
 def _probabilities(graph: onnx.GraphProto, outer: Mapping[str, onnx.NodeProto] | None = None) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tasks.ptq.weight_only.matmul_nbits import WeightOnlyReport
+from tasks.ptq.weight_only.sites import WeightOnlyReport
 from validators.errors import CandidateRefused
 
 
@@ -35,8 +35,8 @@ def weight_changes(report: WeightOnlyReport, left: str) -> dict[str, int]:
     """Count the changes of a weight-only pass; `left` prefixes the reasons of the nodes left out."""
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
     changes["Gemm split into MatMul and Add"] = report.gemm_split
-    changes |= {f"MatMul in INT{bits}": count for bits, count in Counter(one.bits for one in report.quantized).items()}
-    changes |= count_reasons(left, (reason for _, reason in report.left))
+    changes |= {f"MatMul in INT{bits}": count for bits, count in Counter(report.quantized.values()).items()}
+    changes |= count_reasons(left, report.left.values())
     if report.factors_folded or report.factors_inserted:
         changes |= {"factors folded": report.factors_folded, "factors multiplied in": report.factors_inserted}
     return changes

@@ -15,12 +15,13 @@ import onnx
 
 from tasks.runtimes.kernel_times import kernel_events, profile, time_kernels
 from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of
-from tasks.runtimes.macs import BLOCKED_DOMAIN, all_graphs, count_macs
+from tasks.runtimes.macs import BLOCKED_DOMAIN, count_macs
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.records.measurements import Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 from validators.targets import facts_of_provider
+from validators.untrusted.external_data import graphs_of
 
 # Conversions between kernels that differ in type, layout or memory, inserted by a quantizer or the runtime.
 GLUE = ("Cast", "Transpose", "ReorderInput", "ReorderOutput", "MemcpyToHost", "MemcpyFromHost")
@@ -50,7 +51,7 @@ def measure_coverage(
         return found
     graph, events = _profile(model, settings, batch, PROFILED)
     found = coverage_of(graph, events, settings.provider, PROFILED, baseline)
-    if any(node.domain == BLOCKED_DOMAIN for part in all_graphs(graph) for node in part.node):
+    if any(node.domain == BLOCKED_DOMAIN for part in graphs_of(graph) for node in part.node):
         # Float channels are padded to blocks of 8 or 16: the padding would be counted too.
         plain = _profile(model, settings, batch, 1, without=("NchwcTransformer",))
         found = _with_work(found, coverage_of(*plain, settings.provider, 1))
@@ -156,7 +157,7 @@ def with_names(model: Path) -> bytes | None:
     proto = onnx.load(model, load_external_data=False)
     seen: set[str] = set()
     changed = 0
-    for node in [node for part in all_graphs(proto.graph) for node in part.node]:
+    for node in [node for part in graphs_of(proto.graph) for node in part.node]:
         if not node.name or node.name in seen:
             changed += 1
             node.name = f"{node.name or node.op_type}/{changed}"

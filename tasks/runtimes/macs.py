@@ -10,6 +10,7 @@ import onnx
 
 from tasks.runtimes.kernel_times import kernel_events
 from validators.graph.source_graph import KNOWN_DOMAINS
+from validators.untrusted.external_data import graphs_of
 
 Shape = tuple[int, ...]
 # (node, shapes of its inputs, shapes of all initializers, shape of its output) -> multiply-accumulates
@@ -26,7 +27,7 @@ def count_macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator
     `graph` is the graph that ran, `events` its profile. Custom operators are left out, since their multiply-accumulates are
     unknown.
     """
-    graphs = list(all_graphs(graph))
+    graphs = list(graphs_of(graph))
     nodes = {node.name: node for part in graphs for node in part.node}
     weights = {tensor.name: tuple(tensor.dims) for part in graphs for tensor in part.initializer}
     # In an unoptimized graph, the output of a weight's DequantizeLinear counts as a weight.
@@ -35,15 +36,6 @@ def count_macs(graph: onnx.GraphProto, events: list[dict[str, Any]]) -> Iterator
     for name, _, args in kernel_events(events):
         if name in nodes and args["op_name"] in MAC_RULES and nodes[name].domain in RUNTIME_DOMAINS:
             yield name, args, _count(nodes[name], args, weights)
-
-
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph and all bodies of If, Loop and Scan in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs]:
-                yield from all_graphs(body)
 
 
 def _count(node: onnx.NodeProto, args: dict[str, Any], weights: dict[str, Shape]) -> int:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import onnx
 
-from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
+from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS
 from validators.targets import facts_of_provider
+from validators.untrusted.external_data import graphs_of
 
 _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 CONVERSIONS = (_QUANTIZE, _DEQUANTIZE)
@@ -37,7 +38,7 @@ class _Wires:
     """Producer and readers of each tensor of a graph and its bodies."""
 
     def __init__(self, graph: onnx.GraphProto, provider: str) -> None:
-        graphs = list(all_graphs(graph))
+        graphs = list(graphs_of(graph))
         self.nodes = [node for part in graphs for node in part.node]
         self.stored = {tensor.name for part in graphs for tensor in part.initializer}
         self.outputs = {value.name for part in graphs for value in part.output}

@@ -37,9 +37,8 @@ def flatten_outputs(graph: onnx.GraphProto) -> dict[str, tuple[str, ...]]:
             graph.node.append(helper.make_node("Identity", [tensor], [name], name=f"{name}_flat"))
         graph.node.remove(maker)
     if changed:
-        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs]
         del graph.output[:]
-        graph.output.extend(kept)
+        graph.output.extend(outputs)
     return changed
 
 

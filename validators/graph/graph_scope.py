@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from validators.errors import SourceError
+from validators.untrusted.external_data import bodies_of
 
 Array = NDArray[Any]
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
@@ -137,6 +138,5 @@ def scopes_of(graph: onnx.GraphProto | onnx.FunctionProto, folder: Path, parent:
     for node in graph.node:
         for index, name in enumerate(node.input):
             scope.owner(name).readers.setdefault(name, []).append((scope, node, index))
-        for item in node.attribute:
-            for body in [*([item.g] if item.HasField("g") else []), *item.graphs]:
-                yield from scopes_of(body, folder, scope)
+        for body in bodies_of(node):
+            yield from scopes_of(body, folder, scope)

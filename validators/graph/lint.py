@@ -23,10 +23,10 @@ MEANING: dict[Consequence, str] = {
     "float": "the file is taken, and what is quantized is multiplied in float",
     "slow": "it runs as meant, with a step that could be spared",
 }
-
-
 # Stands for the node of a fact about all of a file.
 WHOLE = "the model"
+# The name of each node that breaks a rule, and what was found there.
+Findings = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Rule:
     identifier: str
     name: str
     consequence: Consequence
-    check: Callable[[QuantizedGraph], Iterable[tuple[str, str]]]
+    check: Callable[[QuantizedGraph], Findings]
     fix: str
     without_vnni: bool = False
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx
 
 from validators.graph.flat_outputs import flatten_outputs
-from validators.untrusted.external_data import nodes
+from validators.untrusted.external_data import graphs_of, nodes
 
 # The standard domain has two spellings; onnx's checker knows only the first.
 STANDARD, STANDARD_ALIAS = "", "ai.onnx"
@@ -33,7 +31,7 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
         model.graph.input.remove(value)
         model.ir_version = max(model.ir_version, CONSTANTS_APART)
     _drop_alias(model)
-    for graph in _graphs(model.graph):
+    for graph in graphs_of(model.graph):
         _densify(graph)
         _name_apart(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -50,7 +48,7 @@ def undeclared_outputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
     An empty shape means a scalar, or an exporter that knew no shape: it counts as undeclared.
     """
-    return [value for value in model.graph.output if _is_undeclared(value)]
+    return [value for value in model.graph.output if not (_is_no_tensor(value) or value.type.tensor_type.shape.dim)]
 
 
 def is_checkable(model: onnx.ModelProto) -> bool:
@@ -70,10 +68,6 @@ def declared_shape(shape: onnx.TensorShapeProto) -> tuple[int | str | None, ...]
         (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
         for dim in shape.dim
     )
-
-
-def _is_undeclared(value: onnx.ValueInfoProto) -> bool:
-    return not _is_no_tensor(value) and not value.type.tensor_type.shape.dim
 
 
 def _is_no_tensor(value: onnx.ValueInfoProto) -> bool:
@@ -101,7 +95,7 @@ def _widen(graph: onnx.GraphProto) -> None:
     inner = {value.name: f"{value.name}_bfloat16" for value in (*inputs, *outputs)}
     if not inner:
         return
-    for body in _graphs(graph):
+    for body in graphs_of(graph):
         for node in body.node:
             node.input[:] = [inner.get(name, name) for name in node.input]
             node.output[:] = [inner.get(name, name) for name in node.output]
@@ -109,7 +103,7 @@ def _widen(graph: onnx.GraphProto) -> None:
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     before = [_cast(value.name, inner[value.name], BFLOAT16) for value in inputs]
     after = [_cast(inner[value.name], value.name, onnx.TensorProto.FLOAT) for value in outputs]
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (*before, *graph.node, *after)]
+    kept = [*before, *graph.node, *after]
     del graph.node[:]
     graph.node.extend(kept)
 
@@ -134,13 +128,3 @@ def _name_apart(graph: onnx.GraphProto) -> None:
         if node.name in seen:
             node.name = ""
         seen.add(node.name)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                if body.node or body.output:
-                    yield from _graphs(body)

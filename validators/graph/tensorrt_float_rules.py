@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, label, type_name
-from validators.graph.lint import Rule
+from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import QuantizedFactor, QuantizedGraph, QuantizedProduct
-
-Findings = Iterator[tuple[str, str]]
 
 
 def weight_axis(graph: QuantizedGraph) -> Findings:

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from validators.graph.graph_scope import Scope, attribute, is_standard, label, type_name
-from validators.graph.lint import Rule
+from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import QuantizedGraph
 
 RESIZE_MODES = frozenset(
@@ -23,7 +23,7 @@ CAST_TYPES = frozenset(
 )
 
 
-def refused_setting(graph: QuantizedGraph) -> Iterator[tuple[str, str]]:
+def refused_setting(graph: QuantizedGraph) -> Findings:
     """A setting that the importer of an operator does not take is a parse error, or of Cast to FP8 or INT4 a build error.
 
     Of Attention: several outputs, softcap and softmax_precision. Of Resize: antialias, keep_aspect_ratio_policy, and the modes

@@ -8,10 +8,9 @@ import onnx
 from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, is_standard, label, type_name
-from validators.graph.lint import Rule
+from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import PRODUCTS, QuantizedGraph, QuantizedProduct, passes
 
-Findings = Iterator[tuple[str, str]]
 FP8 = TensorProto.FLOAT8E4M3FN
 
 

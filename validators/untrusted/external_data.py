@@ -90,9 +90,21 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
     """Yield every node of a graph and of the bodies in it."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for subgraph in [attribute.g, *attribute.graphs]:
-                yield from nodes_of(subgraph)
+        for body in bodies_of(node):
+            yield from nodes_of(body)
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and all bodies in it."""
+    yield graph
+    for node in graph.node:
+        for body in bodies_of(node):
+            yield from graphs_of(body)
+
+
+def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the bodies of an If, a Loop or a Scan; empty for other nodes."""
+    return [body for item in node.attribute for body in (*([item.g] if item.HasField("g") else ()), *item.graphs)]
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -104,8 +116,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from [attribute.t, *attribute.tensors]
             for sparse in [attribute.sparse_tensor, *attribute.sparse_tensors]:
                 yield from [sparse.values, sparse.indices]
-            for body in [attribute.g, *attribute.graphs]:
-                yield from _constants(body)
+        for body in bodies_of(node):
+            yield from _constants(body)
 
 
 def _training(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

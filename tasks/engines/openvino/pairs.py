@@ -33,24 +33,22 @@ normalizations itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import replace
 
 import onnx
 
 from tasks.engines.openvino.signs import has_negative_factors, make_factors_positive
-from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.placement import (
     FLOATS,
     FOLDED,
-    KEPT,
     PASS_THROUGH,
     GraphView,
     PairRules,
     Placement,
+    PlacementTask,
     read_places,
     split_products,
-    why_not,
 )
 from tasks.ptq.graph.edits import attribute, custom_operators, operator_of
 
@@ -62,47 +60,30 @@ SATURATES = "sums of its products of two activations would saturate on an x86 pr
 CARRIERS = FOLDED | PASS_THROUGH
 
 
-def place_for_openvino(
-    graph: onnx.GraphProto,
-    ranges: Mapping[str, Range],
-    *,
-    every_operator: bool,
-    keep_float: Collection[str] = (),
-    bits: WeightBits = 8,
-) -> Placement:
-    """Return the plan for a graph; see `Place`. Weights have 7 bits on processors that add pairs of products in 16 bits."""
-    view, left = GraphView(graph), custom_operators(graph)
+def place_for_openvino(task: PlacementTask) -> Placement:
+    """Return the plan for a graph. Weights have 7 bits on processors that add pairs of products in 16 bits."""
+    view, left = task.view, custom_operators(task.view.graph)
 
     def why_float(node: onnx.NodeProto) -> str:
-        reason = why_not(view, node, ranges, every_operator, keep_float) or _why_float(view, node)
-        return SATURATES if not reason and bits == 7 and node.input[1] not in view.constants else reason
+        reason = task.why_not(node) or _why_float(view, node)
+        return SATURATES if not reason and task.bits == 7 and node.input[1] not in view.constants else reason
 
     products = split_products(view, left, why_float)
-    sums = _sums(view, products, ranges, keep_float) if every_operator else []
-    integer = {node.name for node in [*products, *sums]} | _tables(view, keep_float, bool(products))
-    if every_operator:
-        for node in graph.node:
-            if node.op_type in SUMS and node.name not in integer and node.output[0] in ranges:
-                left.setdefault(node.name, KEPT if node.name in keep_float else "not between integer kernels")
-    return Placement(
-        nodes=tuple(node.name for node in graph.node if node.name in integer),
-        left=left,
-        outputs=frozenset(),
-        inputs=_with_residuals(view, products, read_places(view, [*products, *sums], ())),
-        shares={},
-        folded=frozenset(),
-    )
+    sums = _sums(task, products) if task.every_operator else []
+    integer = {node.name for node in [*products, *sums]} | _tables(view, task.keep_float, bool(products))
+    places = read_places(view, [*products, *sums], ())
+    return replace(task.plan(integer, left, SUMS), inputs=_with_residuals(view, products, places))
 
 
 def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> Placement:
     """Return the plan for INT8 weights alone, of each MatMul and Gemm with a constant weight of two axes."""
     view, left = GraphView(graph), custom_operators(graph)
     # No range is needed: what has one of no width cannot be left out for lack of it.
-    ranges: dict[str, Range] = {name: (0.0, 0.0) for node in graph.node for name in node.input}
+    task = PlacementTask(view, {name: (0.0, 0.0) for node in graph.node for name in node.input}, False, keep_float)
 
     def why_float(node: onnx.NodeProto) -> str:
         weight = view.constants.get(node.input[1])
-        reason = why_not(view, node, ranges, False, keep_float)
+        reason = task.why_not(node)
         if not reason and node.op_type not in ("MatMul", "Gemm"):
             reason = f"a {node.op_type} with INT8 weights alone runs in float"
         if not reason and weight is not None and len(weight.dims) != 2:
@@ -111,8 +92,7 @@ def place_weights(graph: onnx.GraphProto, keep_float: Collection[str] = ()) -> P
 
     products = split_products(view, left, why_float)
     integer = _tables(view, keep_float, bool(products)).union(node.name for node in products)
-    nodes = tuple(node.name for node in graph.node if node.name in integer)
-    return Placement(nodes, left, outputs=frozenset(), inputs={}, shares={}, folded=frozenset())
+    return task.plan(integer, left, ())
 
 
 def _tables(view: GraphView, keep_float: Collection[str], has_products: bool) -> set[str]:
@@ -164,18 +144,16 @@ def _with_residuals(
     return found
 
 
-def _sums(
-    view: GraphView, products: list[onnx.NodeProto], ranges: Mapping[str, Range], keep_float: Collection[str]
-) -> list[onnx.NodeProto]:
+def _sums(task: PlacementTask, products: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return the nodes of `SUMS` between integer kernels: such kernels write their inputs and read their outputs."""
-    made = {node.output[0] for node in products}
+    view, made = task.view, {node.output[0] for node in products}
     candidates = set()
     for node in view.graph.node:
         if node.domain:
             continue
         if node.op_type in CARRIERS and node.input[0] in made:
             made.update(node.output)
-        elif node.op_type in SUMS and node.name not in keep_float and set(node.input) <= made & ranges.keys():
+        elif node.op_type in SUMS and node.name not in task.keep_float and set(node.input) <= made & task.ranges.keys():
             candidates.add(node.name)
             made.update(node.output)
     read = {node.input[index] for node in products for index in view.activations(node)}

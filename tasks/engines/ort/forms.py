@@ -14,7 +14,7 @@ from pathlib import Path
 from tasks.ptq.build_variant import Materials, in_new_operators
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
-from tasks.ptq.float.fp16 import Float16Report, convert_to_float16
+from tasks.ptq.float.fp16 import convert_to_float16
 from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
@@ -60,10 +60,7 @@ def make_form(
         method, block_size = candidate.weight_method or "rtn", candidate.block_size or BLOCK_SIZES[-1]
         # The kernel has no other arithmetic than that of the activations.
         weights = BlockWeights(method, block_size, not candidate.asymmetric, accuracy_level=0)
-        report = quantize_weights(base, path, weights, grams=_carried(half, grams()) if weights.needs_grams else None)
+        report = quantize_weights(
+            base, path, weights, grams=half.with_carried(grams()) if weights.needs_grams else None
+        )
     return changes | weight_changes(report, "MatMul left in float")
-
-
-def _carried(half: Float16Report, grams: Mapping[str, Gram]) -> dict[str, Gram]:
-    """Return the Gram matrices of the float graph's tensors, also under the names of tensors that carry the same values."""
-    return dict(grams) | {new: grams[old] for new, old in half.carries.items() if old in grams}

@@ -22,7 +22,7 @@ from tasks.engines.ort.facts import CPU
 from tasks.measure.inventory import this_processor
 from tasks.runtimes.coverage import with_names
 from tasks.runtimes.kernel_times import node_times
-from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS, all_graphs
+from tasks.runtimes.macs import MAC_RULES, RUNTIME_DOMAINS
 from tasks.runtimes.ort import describe_inputs, open_session
 from tasks.runtimes.parity import relative_distance
 from validators.errors import CandidateRefused, SourceError
@@ -32,7 +32,7 @@ from validators.graph.quantized_graph import MOVES, SCALINGS
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
 from validators.target_facts import CPU_PROVIDER
-from validators.untrusted.external_data import check_external_data
+from validators.untrusted.external_data import check_external_data, graphs_of
 
 # Weights of the optimized graph go into a file of their own: a graph has at most 2 GB.
 SETTINGS = SessionSettings(
@@ -114,20 +114,20 @@ class _Names:
         kernels = [node.name for node in _all_nodes(graph)]
         indices = {name: float(index) for index, name in enumerate(kernels)}
         found = {name: name for name in kernels}
-        for part in all_graphs(self._named.graph):
+        for part in graphs_of(self._named.graph):
             found |= {kernels[int(index)]: self._labels[node] for node, index in node_times(part, indices).items()}
         return found
 
 
 def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    return [node for part in all_graphs(graph) for node in part.node]
+    return [node for part in graphs_of(graph) for node in part.node]
 
 
 def _float_products(graph: onnx.GraphProto, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the label of each product in an optimized graph that multiplies floats although a factor was dequantized."""
     nodes = _all_nodes(graph)
     makers = {name: node for node in nodes for name in node.output}
-    stored = {tensor.name for part in all_graphs(graph) for tensor in part.initializer}
+    stored = {tensor.name for part in graphs_of(graph) for tensor in part.initializer}
     low = CPU.low_precision
     for node in nodes:
         if node.op_type not in MAC_RULES or node.domain not in RUNTIME_DOMAINS or node.op_type in low:

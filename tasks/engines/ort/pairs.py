@@ -20,23 +20,19 @@ each, version 1.31.1:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import onnx
 
-from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.placement import (
-    KEPT,
     PASS_THROUGH,
     GraphView,
     PairRules,
     Placement,
-    lacking_range,
+    PlacementTask,
     left_by_operator,
     read_places,
     split_products,
-    why_not,
 )
 from tasks.ptq.graph.edits import attribute
 from tasks.ptq.graph.fuse_bias import fuse_bias
@@ -45,34 +41,27 @@ from tasks.ptq.graph.fuse_bias import fuse_bias
 KERNELS = frozenset({"Add", "Mul", "Concat", "Sigmoid", "LeakyRelu", "Softmax", "AveragePool", "GlobalAveragePool"})
 
 
-def place_for_ort(
-    graph: onnx.GraphProto,
-    ranges: Mapping[str, Range],
-    *,
-    every_operator: bool,
-    keep_float: Collection[str] = (),
-    bits: WeightBits = 8,  # noqa: ARG001  # of the protocol `Place`
-) -> Placement:
-    """Return the plan for a graph; see `Place`.
+def place_for_ort(task: PlacementTask) -> Placement:
+    """Return the plan for a graph.
 
     `every_operator` adds products of two activations and the operators of `KERNELS` and `PASS_THROUGH` between integer kernels:
     all inputs are integers and some reader takes integers. Elsewhere a conversion would serve that node alone.
     """
-    view, left = GraphView(graph), left_by_operator(graph)
+    view, left = task.view, left_by_operator(task.view.graph)
 
     def why_float(node: onnx.NodeProto) -> str:
-        reason = why_not(view, node, ranges, every_operator, keep_float)
+        reason = task.why_not(node)
         if not reason and len(node.input) > 2 and node.input[2] and not _is_bias(view, node):
             reason = "its bias is no constant of one number a channel"
         if not reason and node.op_type == "Conv":
-            reason = lacking_range([_result(view, node, ranges, keep_float)[0]], ranges)
+            reason = task.lacking_range([_result(task, node)[0]])
         return reason
 
     products = split_products(view, left, why_float)
-    found = {node.name: _result(view, node, ranges, keep_float) for node in products}
+    found = {node.name: _result(task, node) for node in products}
     results = {name: tensor for name, (tensor, _) in found.items()}
     outputs = {results[node.name] for node in products if node.op_type == "Conv"}
-    chain = _chain(view, outputs, products, ranges, keep_float) if every_operator else []
+    chain = _chain(task, outputs, products) if task.every_operator else []
     for node in chain:
         outputs.update(filter(None, node.output))
     integer = {node.name for node in [*products, *chain]}
@@ -80,21 +69,15 @@ def place_for_ort(
         # A float output of a product costs nothing, with two exceptions. With float and integer readers the runtime picks no
         # integer kernel at all. After a Relu or Clip it needs an integer output behind that.
         readers = view.readers.get(results[node.name], [])
-        in_float = view.activation_behind(node) if results[node.name] in ranges else None
+        in_float = view.activation_behind(node) if results[node.name] in task.ranges else None
         if (
             found[node.name][1]
             or in_float
             or any(reader.name in integer and index in view.activations(reader) for reader, index in readers)
         ):
             outputs.add(results[node.name])
-    if every_operator:
-        for node in view.graph.node:
-            # Only float tensors have ranges; shape tensors pass through the same operators.
-            if node.op_type in KERNELS | PASS_THROUGH and node.name not in integer and node.output[0] in ranges:
-                left.setdefault(node.name, KEPT if node.name in keep_float else "not between integer kernels")
-    return Placement(
-        nodes=tuple(node.name for node in view.graph.node if node.name in integer),
-        left=left,
+    return replace(
+        task.plan(integer, left, KERNELS | PASS_THROUGH),
         outputs=frozenset(outputs),
         inputs=read_places(view, products, outputs),
         shares={name: node.input[0] for node in chain if node.op_type in PASS_THROUGH for name in node.output if name},
@@ -102,12 +85,10 @@ def place_for_ort(
     )
 
 
-def _result(
-    view: GraphView, node: onnx.NodeProto, ranges: Mapping[str, Range], keep_float: Collection[str]
-) -> tuple[str, str]:
+def _result(task: PlacementTask, node: onnx.NodeProto) -> tuple[str, str]:
     """Return the output tensor of a node's integer kernel, and the name of the activation folded into it ("" for none)."""
-    activation = view.folds(node)
-    if activation is None or activation.name in keep_float or activation.output[0] not in ranges:
+    activation = task.view.folds(node)
+    if activation is None or activation.name in task.keep_float or activation.output[0] not in task.ranges:
         return node.output[0], ""
     return activation.output[0], activation.name
 
@@ -120,24 +101,18 @@ def _is_bias(view: GraphView, node: onnx.NodeProto) -> bool:
     return list(bias.dims) in ([channels], [1, channels])
 
 
-def _chain(
-    view: GraphView,
-    made: set[str],
-    products: list[onnx.NodeProto],
-    ranges: Mapping[str, Range],
-    keep_float: Collection[str],
-) -> list[onnx.NodeProto]:
+def _chain(task: PlacementTask, made: set[str], products: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return the nodes of `KERNELS` and `PASS_THROUGH` that read integers only and have an integer reader."""
-    integers = set(made)
+    view, integers = task.view, set(made)
     candidates = []
     for node in view.graph.node:
         passes = node.op_type in PASS_THROUGH
-        if node.domain or node.name in keep_float or not (passes or node.op_type in KERNELS):
+        if node.domain or node.name in task.keep_float or not (passes or node.op_type in KERNELS):
             continue
         if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1]:
             continue  # its second output, the indices of the largest, is not a quantized tensor
         reads = [node.input[index] for index in view.activations(node)]
-        if reads and all(name in integers for name in reads) and (passes or node.output[0] in ranges):
+        if reads and all(name in integers for name in reads) and (passes or node.output[0] in task.ranges):
             candidates.append(node)
             integers.update(filter(None, node.output))
     wanted = {node.name for node in products}

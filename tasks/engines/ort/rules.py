@@ -15,10 +15,9 @@ import onnx
 from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, label, type_name
-from validators.graph.lint import Rule
+from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import QuantizedFactor, QuantizedGraph, QuantizedProduct, code_type, trace
 
-Findings = Iterator[tuple[str, str]]
 FP8 = TensorProto.FLOAT8E4M3FN
 BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 NBITS = BYTES | {TensorProto.INT4, TensorProto.UINT4}

@@ -17,7 +17,7 @@ from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.float.fp16 import convert_to_float16
-from tasks.ptq.forms import count_reasons
+from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.slow_parts import SlowParts
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES, quantize_blocks
@@ -64,9 +64,8 @@ def make_form(
         if candidate.precision == "fp16":
             return changes
         if candidate.precision == "int4":
-            blocks = quantize_blocks(base, path, block_size=candidate.block_size or BLOCK_SIZES[-1])
-            changes |= {"Gemm split into MatMul and Add": blocks.gemm_split, "MatMul in INT4": len(blocks.quantized)}
-            return changes | count_reasons("MatMul left in float16", blocks.left.values())
+            report = quantize_blocks(base, path, block_size=candidate.block_size or BLOCK_SIZES[-1])
+            return changes | weight_changes(report, "MatMul left in float16")
         ranges = half.with_carried(read_ranges(statistics, candidate.range_method or "minmax", symmetric=True))
         return changes | _quantize(candidate, base, ranges, path, keep_float)
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, label, type_name
-from validators.graph.lint import Rule
+from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import QuantizedGraph, code_type
 from validators.graph.tensorrt_float_rules import FLOAT_RULES
 from validators.graph.tensorrt_limits import LIMIT_RULES
@@ -25,7 +25,6 @@ from validators.graph.tensorrt_operators import (
 )
 from validators.graph.tensorrt_slow_rules import SLOW_RULES
 
-Findings = Iterator[tuple[str, str]]
 FP8, INT8, INT4 = TensorProto.FLOAT8E4M3FN, TensorProto.INT8, TensorProto.INT4
 INTEGERS = frozenset({INT8, TensorProto.UINT8, INT4})
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})

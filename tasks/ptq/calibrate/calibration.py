@@ -51,7 +51,6 @@ def calibrate(
     """
     collected = collect_statistics(
         prepared,
-        None,
         samples.batches,
         threads=threads,
         max_memory_mb=max_memory_mb,

@@ -8,7 +8,7 @@ each pass exposes one group and runs all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import onnx
 
 from tasks.ptq.calibrate.statistics import BLOCK_VALUES, DEFAULT_BINS, TensorStatistics, add, empty
 from tasks.ptq.calibrate.watched import WatchedSession, open_watched, split_by_memory
-from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
+from tasks.ptq.graph.edits import dependent_tensors, names_read
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
@@ -54,7 +54,6 @@ class Collected:
 
 def collect_statistics(
     model: Path,
-    tensors: Sequence[str] | None,
     batches: Batches,
     *,
     threads: int,
@@ -65,20 +64,19 @@ def collect_statistics(
 ) -> Collected:
     """Run all samples through the unoptimized graph and collect the statistics of its tensors.
 
-    Of `tensors` (None: all), only float tensors are watched that depend on the graph's inputs and lie outside the bodies
-    of If and Loop. `fixed_batch` is the model's batch size if it is fixed, else None. `batches` is called once to find the
-    largest sample, and once per pass.
+    Watched are the float tensors that depend on the graph's inputs and lie outside the bodies of If and Loop.
+    `fixed_batch` is the model's batch size if it is fixed, else None. `batches` is called once to find the largest sample,
+    and once per pass.
 
     Raises:
-        CandidateRefused: `invalid`: the graph lacks a tensor, there is no sample, or the runtime fails on the model;
-            `unsupported`: not even one tensor of one sample fits into `max_memory_mb`.
+        CandidateRefused: `invalid`: there is no sample, or the runtime fails on the model; `unsupported`: not even one
+            tensor of one sample fits into `max_memory_mb`.
     """
     settings = SessionSettings.reference(threads, libraries=libraries)
     graph = onnx.load(model, load_external_data=False).graph
-    _check_names(graph, tensors)
     largest, samples = _largest_unit(batches, fixed_batch)
     sizes = _measure(model, graph, largest, settings)
-    found = {name: empty(bins) for name in sizes if tensors is None or name in set(tensors)}
+    found = {name: empty(bins) for name in sizes}
     overhead = _BLOCK_BYTES + len(found) * bins * 8
     budget = max_memory_mb * 1e6 - overhead
     groups = _split(list(found), sizes, _bytes_in_passing(graph, sizes), budget)
@@ -205,18 +203,6 @@ def _bytes_in_passing(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
         fullest = max(fullest, live)
         live -= sum(sizes.get(name, 0) for name in reads[place] | set(node.output) if last.get(name, place) == place)
     return fullest
-
-
-def _check_names(graph: onnx.GraphProto, tensors: Sequence[str] | None) -> None:
-    known = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
-    missing = sorted(set(tensors or ()) - known - set(initializers(graph)))
-    if missing:
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"tensors to calibrate that the graph lacks: {missing[:5]}",
-            expected="names of tensors of the graph, outside of the bodies of If and Loop",
-            fix="take the names from the same graph",
-        )
 
 
 def _largest_unit(batches: Batches, fixed_batch: int | None) -> tuple[Arrays, int]:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.eight_bit.bias_correction import watch
+from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.graph.edits import WEIGHT_INPUT, initializers, operator_of, output_channel_axis, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -70,19 +70,20 @@ def find_outliers(
     Raises:
         CandidateRefused: `invalid`: the runtime does not run the model.
     """
-    proto = onnx.load(model, load_external_data=False)
-    constants = initializers(proto.graph)
-    weighted = [node for node in proto.graph.node if node.name in nodes and has_weight(node, constants)]
+    graph = onnx.load(model, load_external_data=False).graph
+    constants = initializers(graph)
+    weighted = [node for node in graph.node if node.name in nodes and has_weight(node, constants)]
     channel_axes = {
         node.input[0]: 1 if node.op_type == "Conv" else -1 for node in weighted if node.input[0] not in constants
     }
     seen: dict[str, Vector] = {}
-    for values in watch(proto, channel_axes, batches, model, libraries) if channel_axes else ():
+    for values in watch(model, channel_axes, batches, libraries):
         for name, array in values.items():
             found = channel_amax(array, (channel_axes[name],))
             seen[name] = np.maximum(seen[name], found) if name in seen else found
+    ratios = {name: outlier_ratio(channels) for name, channels in seen.items()}
     return {
-        node.name: Outliers(_weight_ratio(node, constants[node.input[1]], model.parent), _ratio_of(seen, node.input[0]))
+        node.name: Outliers(_weight_ratio(node, constants[node.input[1]], model.parent), ratios.get(node.input[0]))
         for node in weighted
     }
 
@@ -91,7 +92,3 @@ def _weight_ratio(node: onnx.NodeProto, weight: onnx.TensorProto, folder: Path) 
     # An LSTM's weight is `(directions, 4 hidden, inputs)`: its output channels lie along two axes.
     axes = (0, 1) if node.op_type == "LSTM" else (output_channel_axis(node, weight),)
     return outlier_ratio(channel_amax(to_array(weight, folder), axes))
-
-
-def _ratio_of(seen: dict[str, Vector], tensor: str) -> float | None:
-    return outlier_ratio(seen[tensor]) if tensor in seen else None

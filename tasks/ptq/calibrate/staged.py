@@ -16,14 +16,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from tasks.ptq.calibrate.watched import open_watched
+from tasks.ptq.calibrate.watched import WATCHING, open_watched
 from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
 from validators.records.libraries import Libraries
-from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
-
-# Without fusions: a watched tensor cannot vanish into a kernel, and quantized nodes compute with dequantized values.
-WATCHING = SessionSettings.reference(2, "basic")
 
 
 class StagedRun:

@@ -1,4 +1,4 @@
-"""Calibration statistics of a float tensor: extremes, counts and a histogram, merged exactly in any order.
+"""Calibration statistics of a float tensor: extremes, counts and a histogram, exact in any order of the values.
 
 Bins are 2**exponent wide and meet at zero. The width is the least at which every value fits, so that the histogram depends
 on the values alone, not on their order or batches. A value that does not fit doubles the width: pairs of neighbouring bins
@@ -96,25 +96,6 @@ def add(statistics: TensorStatistics, values: NDArray[Any]) -> TensorStatistics:
     for start in range(0, flat.size, BLOCK_VALUES):
         statistics = _add_block(statistics, flat[start : start + BLOCK_VALUES])
     return statistics
-
-
-def merge(a: TensorStatistics, b: TensorStatistics) -> TensorStatistics:
-    """Return the statistics over the values of both.
-
-    Raises:
-        ValueError: they have different numbers of bins.
-    """
-    if a.bins != b.bins:
-        raise ValueError(f"statistics of {a.bins} and of {b.bins} bins: expected the same number")
-    exponent = max(a.exponent, b.exponent)
-    return TensorStatistics(
-        min(a.minimum, b.minimum),
-        max(a.maximum, b.maximum),
-        a.finite + b.finite,
-        a.non_finite + b.non_finite,
-        exponent,
-        _frozen(_widened(a, exponent) + _widened(b, exponent)),
-    )
 
 
 def _add_block(statistics: TensorStatistics, block: NDArray[Any]) -> TensorStatistics:

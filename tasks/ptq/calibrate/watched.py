@@ -6,8 +6,9 @@ the size of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,15 @@ from onnx import helper
 from tasks.ptq.graph.edits import Names
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
+from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+# Without fusions: a watched tensor cannot vanish into a kernel, and quantized nodes compute with dequantized values.
+WATCHING = SessionSettings.reference(2, "basic")
 # Opset that defines Shape as used here, for a graph that imports no standard operators.
 SHAPE_OPSET = 13
 
@@ -81,6 +86,19 @@ def open_watched(
     # Nothing is timed here, and spinning threads would take the cores from other work.
     with open_session(model, settings.without_spinning(), content=content, as_written=as_written) as session:
         yield WatchedSession(session, outputs, tuple(name for name in names if name not in outputs))
+
+
+def watch(
+    model: Path, tensors: Collection[str], batches: Iterable[Arrays], libraries: Libraries = ()
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the values of `tensors` by name, batch by batch; nothing if there are none.
+
+    A batch maps input names to arrays with samples along axis 0.
+    """
+    if tensors:
+        with open_watched(model, tensors, replace(WATCHING, libraries=libraries)) as watched:
+            for batch in batches:
+                yield watched.run(batch)
 
 
 def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bool) -> bytes:

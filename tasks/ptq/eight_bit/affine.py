@@ -3,7 +3,7 @@
 ONNX QuantizeLinear: stored = saturate(round(real / scale) + zero point), ties to even. Scales follow B. Jacob et al.,
 "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018, sections 2.1 and 3
 (zero is exactly representable, so that padding is exact). Symmetric weights follow H. Wu et al., "Integer Quantization for
-Deep Learning Inference", 2020, section 3.1.2.
+Deep Learning Inference", 2020, section 3.1.2. FP8 E4M3: P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from onnx import TensorProto, helper
 
 ActivationType = Literal["uint8", "int8"]
 WeightBits = Literal[7, 8]
 
-# The largest finite number of E4M3 (P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
+E4M3: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
+# The largest finite number of E4M3, which has no infinity (table 1).
 E4M3_MAX = 448.0
 # -128 is left out, so that a weight and its negative have the same magnitude. With 7 bits the sum of two products fits the
 # 16 bits in which AVX2 without VNNI adds it (vpmaddubsw): 2 * 255 * 64 = 32,640 < 32,768, while 2 * 255 * 65 overflows.
@@ -87,9 +89,7 @@ def fit_weight(
     >>> fit_weight(np.array([[127.0, 1.0], [-254.0, 0.0]], np.float32), 0).tolist()
     [1.0, 2.0]
     """
-    others = None if channel_axis is None else tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
-    amax = np.abs(weight.astype(np.float64)).max(axis=others, initial=0.0)
-    return _as_scale(np.maximum(amax / WEIGHT_LIMIT[bits], smallest), weight.dtype)
+    return _as_scale(np.maximum(_amax(weight, channel_axis) / WEIGHT_LIMIT[bits], smallest), weight.dtype)
 
 
 def store_weight(
@@ -133,6 +133,30 @@ def fit_e4m3(amax: ArrayLike, dtype: DTypeLike = np.float32) -> NDArray[Any]:
     [1.0, 1.0]
     """
     return _as_scale(np.asarray(amax, np.float64) / E4M3_MAX, dtype)
+
+
+def fit_e4m3_weight(weight: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
+    """Return FP8 E4M3 scales in the weight's dtype: of the whole weight, or per slice along an axis, as `fit_weight`.
+
+    >>> fit_e4m3_weight(np.array([[448.0, 1.0], [-896.0, 0.0]], np.float32), 0).tolist()
+    [1.0, 2.0]
+    """
+    return fit_e4m3(_amax(weight, channel_axis), weight.dtype)
+
+
+def store_e4m3(weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
+    """Quantize a float weight to E4M3, in its shape, rounding to nearest, ties to even; `scales` as `fit_e4m3_weight`.
+
+    A scale that float16 rounds down leaves quotients slightly above 448, far below 464, where the format rounds to NaN.
+    """
+    quotients = weight.astype(np.float32) / _along(scales, weight.ndim, channel_axis).astype(np.float32)
+    return np.asarray(quotients.astype(E4M3))
+
+
+def _amax(weight: NDArray[Any], channel_axis: int | None) -> NDArray[np.float64]:
+    """Return the largest magnitude of a weight, or of each slice along an axis."""
+    others = None if channel_axis is None else tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
+    return np.asarray(np.abs(weight.astype(np.float64)).max(axis=others, initial=0.0))
 
 
 def _as_scale(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:

@@ -8,8 +8,8 @@ model, per output channel. Layers are corrected in order, so that each is measur
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 
-from tasks.ptq.calibrate.staged import WATCHING, StagedRun
-from tasks.ptq.calibrate.watched import open_watched
+from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import (
     from_array,
@@ -109,22 +108,6 @@ def _expected_means(
         run = StagedRun(model, path, axes, batches, folder, libraries)
         order = sorted(axes, key=run.position)
         return {name: channel_mean(run.values(name, run.position(name) + 1), axes[name]) for name in order}
-
-
-def watch(
-    model: onnx.ModelProto,
-    tensors: Iterable[str],
-    batches: Iterable[Arrays],
-    path: Path = Path(),
-    libraries: Libraries = (),
-) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the values of `tensors` by name, batch by batch. External weights of `model` lie beside `path`.
-
-    A batch maps input names to arrays with samples along axis 0.
-    """
-    with open_watched(path, tensors, replace(WATCHING, libraries=libraries), proto=model) as watched:
-        for batch in batches:
-            yield watched.run(batch)
 
 
 def channel_mean(batches: Iterable[NDArray[Any]], channel_axis: int) -> NDArray[np.float64]:

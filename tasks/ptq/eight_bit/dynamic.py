@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
-from onnx.helper import make_node, make_opsetid
+from onnx.helper import make_node
 
 from tasks.ptq.eight_bit.gru import quantized_gru, why_no_gru
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
@@ -36,20 +36,20 @@ from tasks.ptq.eight_bit.placement import KEPT, GraphView
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.tied import TABLE_BLOCKS, look_up, store_table
 from tasks.ptq.graph.edits import (
+    MICROSOFT,
     Names,
     attribute,
-    bodies_of,
     custom_operators,
-    drop_unused_initializers,
-    from_array,
+    import_runtime_operators,
     operator_of,
     save_model,
+    set_nodes,
     to_array,
 )
 from validators.errors import CandidateRefused
+from validators.untrusted.external_data import bodies_of
 
-DOMAIN = "com.microsoft"
-ATTENTION = f"{DOMAIN}:Attention"
+ATTENTION = f"{MICROSOFT}:Attention"
 # Layers that no pairs of Q/DQ quantize.
 RECURRENT = frozenset({"LSTM", "GRU"})
 # Attributes of Attention that QAttention supports.
@@ -69,6 +69,10 @@ class _DynamicPass:
     weights: dict[tuple[str, bool], tuple[str, str, str]] = field(default_factory=dict)
     activations: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     folded: set[str] = field(default_factory=set)
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        """Add a constant to the graph; return its name."""
+        return self.names.store(self.view.graph, name, array)
 
 
 def quantize_dynamic(
@@ -98,8 +102,7 @@ def quantize_dynamic(
         if rest:
             return report
         raise _nothing(report.left)
-    if not any(opset.domain == DOMAIN for opset in proto.opset_import):
-        proto.opset_import.append(make_opsetid(DOMAIN, 1))
+    import_runtime_operators(proto)
     # In its source's folder, a variant shares the unchanged external weights.
     if variant.parent != float_model.parent:
         load_external_data_for_model(proto, str(float_model.parent))
@@ -147,10 +150,7 @@ def _quantize_graph(
             work.nodes.extend(_MAKERS[operator_of(node)](work, node))
         elif node.name not in work.folded:
             work.nodes.append(node)
-    made = [onnx.NodeProto.FromString(node.SerializeToString()) for node in work.nodes]
-    graph.ClearField("node")
-    graph.node.extend(made)
-    drop_unused_initializers(graph)
+    set_nodes(graph, work.nodes)
     return QdqReport((*quantized, *(node.name for node in chosen)), left)
 
 
@@ -215,10 +215,10 @@ def _product(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     activation = node.input[0]
     if work.readers_in_int8[activation] == 1:
         inputs = [activation, weight, scales, zeros, bias]
-        return [make_node("DynamicQuantizeMatMul", inputs, [output], name=node.name, domain=DOMAIN), *after]
+        return [make_node("DynamicQuantizeMatMul", inputs, [output], name=node.name, domain=MICROSOFT), *after]
     made, (stored, scale, zero) = _activation(work, activation)
     inputs = [stored, weight, scale, scales, zero, zeros, bias]
-    return [*made, make_node("MatMulIntegerToFloat", inputs, [output], name=node.name, domain=DOMAIN), *after]
+    return [*made, make_node("MatMulIntegerToFloat", inputs, [output], name=node.name, domain=MICROSOFT), *after]
 
 
 def _bias(work: _DynamicPass, node: onnx.NodeProto) -> tuple[str, str, list[onnx.NodeProto]]:
@@ -235,11 +235,10 @@ def _bias(work: _DynamicPass, node: onnx.NodeProto) -> tuple[str, str, list[onnx
         product = work.names.new(f"{output}_product")
         name = work.names.new(f"{node.name}_Add")
         return product, "", [make_node("Add", [product, node.input[2]], [output], name=name)]
-    readers = view.readers.get(output, [])
-    if len(readers) != 1 or output in view.pinned or operator_of(readers[0][0]) != "Add":
+    if not view.is_read_by(output, 1):
         return output, "", []
-    reader, place = readers[0]
-    if not is_row(reader.input[1 - place]):
+    reader, place = view.readers[output][0]
+    if operator_of(reader) != "Add" or not is_row(reader.input[1 - place]):
         return output, "", []
     work.folded.add(reader.name)
     return reader.output[0], reader.input[1 - place], []
@@ -250,7 +249,7 @@ def _attention(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]
     made, (stored, scale, zero) = _activation(work, node.input[0])
     mask = node.input[3] if len(node.input) > 3 else ""
     inputs = [stored, weight, node.input[2], scale, scales, mask, zero, zeros]
-    quantized = make_node("QAttention", inputs, list(node.output), name=node.name, domain=DOMAIN)
+    quantized = make_node("QAttention", inputs, list(node.output), name=node.name, domain=MICROSOFT)
     quantized.attribute.extend(node.attribute)
     return [*made, quantized]
 
@@ -267,22 +266,20 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         weight = to_array(work.view.constants[name], work.folder)
         # The channel axis is that within one direction.
         codes, scales = map(np.stack, zip(*(work.settings.quantize(one, 0) for one in weight), strict=True))
-        stored.append(_constant(work, f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
+        stored.append(work.constant(f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
         parts += [
-            _constant(work, f"{name}_scale", scales),
-            _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
+            work.constant(f"{name}_scale", scales),
+            work.constant(f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
         ]
     rest = [*node.input[3:7], *[""] * 4][:4]  # bias, sequence lengths, initial states
     inputs = [node.input[0], *stored, *rest, "", *parts]
-    quantized = make_node("DynamicQuantizeLSTM", inputs, list(node.output), name=node.name, domain=DOMAIN)
+    quantized = make_node("DynamicQuantizeLSTM", inputs, list(node.output), name=node.name, domain=MICROSOFT)
     quantized.attribute.extend(item for item in node.attribute if item.name != "layout")
     return [quantized]
 
 
 def _gru(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return quantized_gru(
-        node, work.view, work.settings, work.names, lambda name, array: _constant(work, name, array), work.folder
-    )
+    return quantized_gru(node, work.view, work.settings, work.names, work.constant, work.folder)
 
 
 def _table(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -300,9 +297,9 @@ def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, 
         matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
         codes, scales = work.settings.quantize(matrix, 1)
         work.weights[name, transposed] = (
-            _constant(work, f"{name}_int8", codes),
-            _constant(work, f"{name}_scale", scales),
-            _constant(work, f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
+            work.constant(f"{name}_int8", codes),
+            work.constant(f"{name}_scale", scales),
+            work.constant(f"{name}_zero_point", np.zeros(scales.shape, np.int8)),
         )
     return work.weights[name, transposed]
 
@@ -318,12 +315,6 @@ def _activation(work: _DynamicPass, name: str) -> tuple[list[onnx.NodeProto], tu
     work.activations[name] = (outputs[0], outputs[1], outputs[2])
     node = make_node("DynamicQuantizeLinear", [name], outputs, name=work.names.new(f"{name}_DynamicQuantizeLinear"))
     return [node], work.activations[name]
-
-
-def _constant(work: _DynamicPass, name: str, array: NDArray[Any]) -> str:
-    name = work.names.new(name)
-    work.view.graph.initializer.append(from_array(array, name))
-    return name
 
 
 def _nothing(left: dict[str, str]) -> CandidateRefused:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import onnx
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators, initializers, names_read, to_array
+from validators.untrusted.external_data import bodies_of
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})
 # Operators that only move numbers.
@@ -55,10 +56,10 @@ class Placement:
 
     nodes: tuple[str, ...]
     left: dict[str, str]
-    outputs: frozenset[str]
-    inputs: dict[str, set[tuple[str, int]]]
-    shares: dict[str, str]
-    folded: frozenset[str]
+    outputs: frozenset[str] = frozenset()
+    inputs: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
+    shares: dict[str, str] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -79,8 +80,12 @@ class GraphView:
             self.producer |= dict.fromkeys(filter(None, node.output), node)
             for index, name in enumerate(node.input):
                 self.readers.setdefault(name, []).append((node, index))
-            if any(body.node or body.output for item in node.attribute for body in [item.g, *item.graphs]):
+            if bodies_of(node):
                 self.pinned.update(names_read(node))
+
+    def is_read_by(self, tensor: str, count: int) -> bool:
+        """Return whether so many inputs of nodes, and nothing else, read a tensor."""
+        return tensor not in self.pinned and len(self.readers.get(tensor, [])) == count
 
     def activations(self, node: onnx.NodeProto) -> list[int]:
         """Return the indices of a node's inputs that would get a scale: the activations that the operator computes with."""
@@ -91,11 +96,10 @@ class GraphView:
 
     def activation_behind(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """Return the Relu or Clip that is the only reader of a node's output, or None."""
-        name = node.output[0]
-        found = self.readers.get(name, [])
-        if name in self.pinned or len(found) != 1 or found[0][0].op_type not in FOLDED or found[0][0].domain:
+        if not self.is_read_by(node.output[0], 1):
             return None
-        return found[0][0]
+        reader, _ = self.readers[node.output[0]][0]
+        return reader if reader.op_type in FOLDED and not reader.domain else None
 
     def folds(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """Return the Relu or Clip after a node if saturation can replace it, else None.
@@ -124,22 +128,51 @@ class GraphView:
         return -math.inf, math.inf
 
 
-class Place(Protocol):
-    """Returns the plan for a float graph with unique node names.
+@dataclass(frozen=True)
+class PlacementTask:
+    """A float graph with unique node names, and what is asked of its plan.
 
     `ranges` maps activations to their clipping ranges. `every_operator` asks for products of two activations, and for what else
-    the engine computes in integers. Weights have `bits`.
+    the engine computes in integers. The nodes `keep_float` stay in float. Weights have `bits`.
     """
 
-    def __call__(
-        self,
-        graph: onnx.GraphProto,
-        ranges: Mapping[str, Range],
-        *,
-        every_operator: bool,
-        keep_float: Collection[str] = (),
-        bits: WeightBits = 8,
-    ) -> Placement: ...
+    view: GraphView
+    ranges: Mapping[str, Range]
+    every_operator: bool
+    keep_float: Collection[str] = ()
+    bits: WeightBits = 8
+
+    def why_not(self, node: onnx.NodeProto) -> str:
+        """Return why a Conv, MatMul or Gemm stays in float in any engine, or ""."""
+        if node.name in self.keep_float:
+            return KEPT
+        constants = self.view.constants
+        weight = constants.get(node.input[1])
+        if node.input[0] in constants:
+            return "its first input is a constant: only a weight on the right has integer kernels"
+        if weight is None and not (self.every_operator and node.op_type == "MatMul"):
+            return "its second input is no constant"
+        if weight is not None and (weight.data_type not in FLOATS or len(weight.dims) < 2):
+            return f"its weight has type {onnx.TensorProto.DataType.Name(weight.data_type)} and {len(weight.dims)} axes"
+        return self.lacking_range([node.input[index] for index in self.view.activations(node)])
+
+    def lacking_range(self, tensors: Collection[str]) -> str:
+        """Return the reason that the first tensor without a finite range is, or ""."""
+        lacking = [
+            name for name in tensors if name not in self.ranges or not all(map(math.isfinite, self.ranges[name]))
+        ]
+        return f"no calibrated range of {lacking[0]!r}" if lacking else ""
+
+    def plan(self, integer: Collection[str], left: dict[str, str], kinds: Collection[str]) -> Placement:
+        """Return the plan with these nodes in integers, and the reason for each other node of `kinds`, if asked for.
+
+        Only float tensors have ranges: shape tensors pass through the same operators.
+        """
+        nodes = self.view.graph.node
+        for node in nodes if self.every_operator else ():
+            if node.op_type in kinds and node.name not in integer and node.output[0] in self.ranges:
+                left.setdefault(node.name, KEPT if node.name in self.keep_float else "not between integer kernels")
+        return Placement(tuple(node.name for node in nodes if node.name in integer), left)
 
 
 def read_places(
@@ -167,51 +200,17 @@ def split_products(
     return products
 
 
-def why_not(
-    view: GraphView,
-    node: onnx.NodeProto,
-    ranges: Mapping[str, Range],
-    every_operator: bool,
-    keep_float: Collection[str],
-) -> str:
-    """Return why a Conv, MatMul or Gemm stays in float in any engine, or ""."""
-    if node.name in keep_float:
-        return KEPT
-    weight = view.constants.get(node.input[1])
-    if node.input[0] in view.constants:
-        return "its first input is a constant: only a weight on the right has integer kernels"
-    if weight is None and not (every_operator and node.op_type == "MatMul"):
-        return "its second input is no constant"
-    if weight is not None and (weight.data_type not in FLOATS or len(weight.dims) < 2):
-        return f"its weight has type {onnx.TensorProto.DataType.Name(weight.data_type)} and {len(weight.dims)} axes"
-    return lacking_range([node.input[index] for index in view.activations(node)], ranges)
-
-
-def lacking_range(tensors: Collection[str], ranges: Mapping[str, Range]) -> str:
-    """Return the reason that the first tensor without a finite range is, or ""."""
-    lacking = [name for name in tensors if name not in ranges or not all(map(math.isfinite, ranges[name]))]
-    return f"no calibrated range of {lacking[0]!r}" if lacking else ""
-
-
 def left_by_operator(graph: onnx.GraphProto) -> dict[str, str]:
     """Return the reason of each custom operator, and of each operator that multiplies and has no integer kernel for pairs."""
     kinds = {node.name: NO_KERNEL[node.op_type] for node in graph.node if not node.domain and node.op_type in NO_KERNEL}
     return custom_operators(graph) | kinds
 
 
-def place_explicitly(
-    graph: onnx.GraphProto,
-    ranges: Mapping[str, Range],
-    *,
-    every_operator: bool,
-    keep_float: Collection[str] = (),
-    bits: WeightBits = 8,  # noqa: ARG001  # of the protocol `Place`
-) -> Placement:
-    """Return the plan of explicit quantization: pairs on the inputs of products, whoever else reads them; see `Place`."""
-    view, left = GraphView(graph), left_by_operator(graph)
-    products = split_products(view, left, lambda node: why_not(view, node, ranges, every_operator, keep_float))
-    names = tuple(node.name for node in products)
-    return Placement(names, left, frozenset(), read_places(view, products, ()), {}, frozenset())
+def place_explicitly(task: PlacementTask) -> Placement:
+    """Return the plan of explicit quantization: pairs on the inputs of products, whoever else reads them."""
+    left = left_by_operator(task.view.graph)
+    products = split_products(task.view, left, task.why_not)
+    return Placement(tuple(node.name for node in products), left, inputs=read_places(task.view, products, ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +225,7 @@ class PairRules:
     is stored for each of them.
     """
 
-    place: Place = place_explicitly
+    place: Callable[[PlacementTask], Placement] = place_explicitly
     prepare: Callable[[onnx.GraphProto, Mapping[str, int], Collection[str]], object] = lambda *_: None
     symmetric: Literal["always", "never", "below zero"] = "always"
     int32_bias: bool = False

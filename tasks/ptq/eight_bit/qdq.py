@@ -18,21 +18,22 @@ from onnx import helper
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import (
+    E4M3,
     ActivationType,
     Affine,
     fit_e4m3,
+    fit_e4m3_weight,
     fit_range,
     smallest_weight_scale,
     store_bias,
+    store_e4m3,
 )
-from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement
+from tasks.ptq.eight_bit.placement import GraphView, PairRules, Placement, PlacementTask
 from tasks.ptq.eight_bit.qdq_checks import (
     check_variant,
     describe_tensors,
-    interface_of,
-    raise_problem,
+    refuse,
     refuse_model,
     weight_type,
 )
@@ -40,11 +41,11 @@ from tasks.ptq.graph.edits import (
     WEIGHT_INPUT,
     Names,
     attribute,
-    drop_unused_initializers,
-    from_array,
+    interface_of,
     name_nodes,
     output_channel_axis,
     save_model,
+    set_nodes,
     to_array,
 )
 
@@ -88,15 +89,13 @@ def quantize_qdq(
     types, ranks = describe_tensors(proto)
     if ranges is not None:
         rules.prepare(proto.graph, ranks, keep_float)
-        plan = rules.place(proto.graph, ranges, every_operator=every_operator, keep_float=keep_float, bits=weights.bits)
+        plan = rules.place(PlacementTask(GraphView(proto.graph), ranges, every_operator, keep_float, weights.bits))
     else:
         assert rules.place_weights is not None
         plan = rules.place_weights(proto.graph, keep_float)
     if not plan.nodes:
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
-        raise_problem(
-            ("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
-        )
+        refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
     _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view)).rewrite()
     save_model(proto, variant)
@@ -129,7 +128,6 @@ class _Rewriter:
     types: Mapping[str, int]
     default_type: int
     affine: dict[str, Affine] = field(default_factory=dict)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
     first: list[onnx.NodeProto] = field(default_factory=list)
     stored: dict[str, list[_Stored]] = field(default_factory=dict)
     pairs: dict[str, list[onnx.NodeProto]] = field(default_factory=dict)
@@ -150,9 +148,7 @@ class _Rewriter:
                 nodes[name].input[index] = end
         for tensor in sorted(self.plan.outputs):
             self._quantize_output(tensor)
-        self._order()
-        graph.initializer.extend(self.constants)
-        drop_unused_initializers(graph)
+        set_nodes(graph, self._ordered())
 
     def parameters(self, tensor: str) -> Affine:
         """Return the scale and zero point of an activation, or those of the tensor that it shares them with."""
@@ -209,7 +205,7 @@ class _Rewriter:
             per_bias = smallest_weight_scale(bias, self.parameters(node.input[0]).scale)
             smallest = per_bias if axis is not None else np.asarray(per_bias.max())
         if self.activation == "e4m3":
-            scales = weight_scales(values, axis)
+            scales = fit_e4m3_weight(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
             stored, scales = self.weights.quantize(values, axis, smallest=smallest)
@@ -250,9 +246,7 @@ class _Rewriter:
         return end
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:
-        name = self.names.new(name)
-        self.constants.append(from_array(values, name))
-        return name
+        return self.names.store(self.view.graph, name, values)
 
     def _pair(self, tensor: str, end: str) -> str:
         """Add the Q/DQ pair from an activation to the tensor `end`; return `end`."""
@@ -294,18 +288,15 @@ class _Rewriter:
         for reader, index in self.view.readers.get(tensor, []):
             reader.input[index] = end
 
-    def _order(self) -> None:
-        graph = self.view.graph
+    def _ordered(self) -> list[onnx.NodeProto]:
+        """Return all nodes, each pair after the producer of its tensor."""
         rest = dict(self.pairs)
         nodes = []
-        for node in graph.node:
+        for node in self.view.graph.node:
             nodes.append(node)
             for output in node.output:
                 nodes.extend(rest.pop(output, []))
-        before = [*self.first, *(node for pair in rest.values() for node in pair)]
-        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in [*before, *nodes]]
-        del graph.node[:]
-        graph.node.extend(ordered)
+        return [*self.first, *(node for pair in rest.values() for node in pair), *nodes]
 
 
 def _take(node: onnx.NodeProto, name: str) -> float:

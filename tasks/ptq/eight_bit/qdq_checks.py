@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import NoReturn
 
 import onnx
 
 from tasks.ptq.eight_bit.affine import ActivationType
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView, PairRules
-from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, message_bytes, weight_input
+from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, interface_of, message_bytes, weight_input
 from validators.errors import CandidateRefused, RefusalKind
-from validators.graph.source_graph import KNOWN_DOMAINS
+from validators.graph.source_graph import KNOWN_DOMAINS, QUANTIZED_OPERATORS, opset_of
 
 # Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; engines that take float16 get 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
-_QUANTIZED = (
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "DynamicQuantize",
-    "QLinear",
-    "QGemm",
-    "MatMulInteger",
-    "ConvInteger",
-)
 
 
 def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
@@ -50,45 +42,25 @@ def refuse_model(
         CandidateRefused: `unsupported` or `invalid`: the first problem found.
     """
     nodes = proto.graph.node
-    quantized = next(
-        (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS and node.op_type.startswith(_QUANTIZED)), ""
-    )
+    known = (node.op_type for node in nodes if node.domain in KNOWN_DOMAINS)
+    quantized = next((kind for kind in known if kind.startswith(QUANTIZED_OPERATORS)), "")
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in proto.graph.initializer)
     least = FLOAT16_OPSET if half or rules.in_half else LEAST_OPSET
-    opset = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 0)
+    opset = opset_of(proto)
     unknown = sorted(set(keep_float) - {node.name for node in nodes})
-    problem: tuple[RefusalKind, str, str, str] | None = None
     if quantized:
-        problem = (
-            "unsupported",
-            f"a model that is quantized already: {quantized}",
-            "a float model",
-            "register that one",
-        )
-    elif opset < least:
-        problem = ("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
-    elif rules.symmetric == "always" and activation != "int8":
-        problem = (
-            "unsupported",
-            f"{activation} activations",
-            "int8: the engine reads no zero point but 0",
-            "take int8 activations",
-        )
-    elif half and not rules.in_half:
-        problem = (
-            "unsupported",
-            "float16 weights",
-            "float32: the engine's kernels for pairs have no others",
-            "take the float32 model",
-        )
-    elif unknown:
-        problem = (
-            "invalid",
-            f"nodes to keep in float {unknown}",
-            "names of nodes of the graph",
-            "read them from the graph",
-        )
-    raise_problem(problem)
+        refuse("unsupported", f"a model that is quantized already: {quantized}", "a float model", "register that one")
+    if opset < least:
+        refuse("unsupported", f"opset {opset}", f"opset {least} or above", "export the model with a newer opset")
+    if rules.symmetric == "always" and activation != "int8":
+        expected = "int8: the engine reads no zero point but 0"
+        refuse("unsupported", f"{activation} activations", expected, "take int8 activations")
+    if half and not rules.in_half:
+        expected = "float32: the engine's kernels for pairs have no others"
+        refuse("unsupported", "float16 weights", expected, "take the float32 model")
+    if unknown:
+        found = f"nodes to keep in float {unknown}"
+        refuse("invalid", found, "names of nodes of the graph", "read them from the graph")
 
 
 def check_variant(variant: Path, before: list[bytes]) -> None:
@@ -99,16 +71,10 @@ def check_variant(variant: Path, before: list[bytes]) -> None:
         found = "" if same else "other inputs or outputs than the source"
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         found = str(error).splitlines()[0]
-    raise_problem(
-        ("invalid", found, "a valid model of the same interface", "report it with the source model") if found else None
-    )
+    if found:
+        refuse("invalid", found, "a valid model of the same interface", "report it with the source model")
 
 
-def raise_problem(problem: tuple[RefusalKind, str, str, str] | None) -> None:
-    if problem is not None:
-        kind, found, expected, fix = problem
-        raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)
-
-
-def interface_of(graph: onnx.GraphProto) -> list[bytes]:
-    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
+def refuse(kind: RefusalKind, found: str, expected: str, fix: str) -> NoReturn:
+    """Raise the refusal of a candidate."""
+    raise CandidateRefused(kind=kind, found=found, expected=expected, fix=fix)

@@ -17,14 +17,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
-from tasks.ptq.eight_bit.bias_correction import watch
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import (
     Names,
     attribute,
     drop_unused_initializers,
-    from_array,
     operator_of,
     save_model,
     to_array,
@@ -86,13 +85,12 @@ def read_channels(
     `rows` are a seeded draw of equal size from each batch. The first half of a batch's rows goes to one of `halves`, the
     second half to the other.
     """
-    proto = onnx.load(model, load_external_data=False)
-    tensors = list(layers_by_input(GraphView(proto.graph)))
+    tensors = list(layers_by_input(GraphView(onnx.load(model, load_external_data=False).graph)))
     batches = list(batches)
     rng = np.random.default_rng(seed)
     share = -(-ROWS // max(1, 2 * len(batches)))
     seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
-    for values in watch(proto, tensors, batches, model, libraries) if tensors else ():
+    for values in watch(model, tensors, batches, libraries):
         for name, array in values.items():
             rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
             for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):
@@ -306,16 +304,13 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
 
 def set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:
     """Give the node a constant of its own, since others may read the present one."""
-    name = Names(graph).new(f"{node.input[index]}_smoothed")
-    graph.initializer.append(from_array(np.asarray(values, dtype), name))
-    node.input[index] = name
+    node.input[index] = Names(graph).store(graph, f"{node.input[index]}_smoothed", np.asarray(values, dtype))
 
 
 def _multiply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], inverse: NDArray[Any]) -> None:
     """Insert a Mul between the tensor and its products."""
     names = Names(view.graph)
-    name, end = names.new(f"{tensor}_smoothing"), names.new(f"{tensor}_smoothed")
-    view.graph.initializer.append(from_array(inverse, name))
+    name, end = names.store(view.graph, f"{tensor}_smoothing", inverse), names.new(f"{tensor}_smoothed")
     for node in layers:
         node.input[0] = end
     producer = view.producer.get(tensor)

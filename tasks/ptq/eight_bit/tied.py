@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx.helper import make_node
 
 from tasks.ptq.graph.edits import (
+    MICROSOFT,
     Names,
     attribute,
     drop_unused_initializers,
@@ -31,14 +32,13 @@ from tasks.ptq.graph.edits import (
     save_model,
     to_array,
 )
-from tasks.ptq.weight_only.byte_blocks import LARGEST, MIDDLE_BYTE
+from tasks.ptq.weight_only.int4_grid import LARGEST_BYTE, MIDDLE_BYTE, nibbles
 
 if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
 
 TableBits = Literal[4, 8]
-DOMAIN = "com.microsoft"
-HEAD = f"{DOMAIN}:MatMulNBits"
+HEAD = f"{MICROSOFT}:MatMulNBits"
 # Rows of the table rounded at once: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
 # Block sizes to choose from when a table shares its bytes with no head: larger ones take fewer bytes and lose more accuracy.
@@ -150,7 +150,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
     top = 2**bits - 1
     blocks = part.reshape(len(part), -1, block_size).astype(np.float64)
     low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
-    widths = np.maximum(high, -low) / LARGEST if bits == 8 else (high - low) / top
+    widths = np.maximum(high, -low) / LARGEST_BYTE if bits == 8 else (high - low) / top
     scales = widths.astype(part.dtype)
     scales[scales == 0] = 1  # a block of zeros, or a scale that underflows float16
     steps = scales.astype(np.float64)
@@ -162,10 +162,7 @@ def _round(part: NDArray[Any], bits: TableBits, block_size: int) -> Rows:
 def _stored(codes: NDArray[np.float64], bits: TableBits) -> Bytes:
     """Pack codes row by row: 8-bit codes unchanged, 4-bit codes two per byte, the earlier one in the low half."""
     whole = codes.astype(np.uint8)
-    if bits == 8:
-        return whole
-    even = np.pad(whole, ((0, 0), (0, whole.shape[1] % 2)))
-    return np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
+    return whole if bits == 8 else nibbles(whole)
 
 
 def quantize_table(
@@ -194,7 +191,7 @@ def quantize_table(
         reshapes = _flattened(graph, table, stored[head_bits], names, block_size)
         flat = [reshape.output[0] for reshape in reshapes]
         for index, site in enumerate(table.sites):
-            product = _head(site, flat, head_bits, block_size, accuracy_level)
+            product = product_of(site, [site.activation, *flat], head_bits, block_size, accuracy_level)
             new[site.node.name] = [*(reshapes if index == 0 else []), product]
     return new
 
@@ -208,9 +205,7 @@ def store_table(
     """
     rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
     parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
-    named = {names.new(f"{constant}_{part}{bits}"): array for part, array in parts.items()}
-    graph.initializer.extend(from_array(array, name) for name, array in named.items())
-    return list(named)
+    return [names.store(graph, f"{constant}_{part}{bits}", array) for part, array in parts.items()]
 
 
 def _flattened(
@@ -220,8 +215,7 @@ def _flattened(
     width, tokens = table.sites[0].shape
     nodes = []
     for name, shape in zip(stored, ([tokens, width // block_size, -1], [-1], [-1]), strict=True):
-        target, end = names.new(f"{name}_shape"), names.new(f"{name}_flat")
-        graph.initializer.append(from_array(np.array(shape, np.int64), target))
+        target, end = names.store(graph, f"{name}_shape", np.array(shape, np.int64)), names.new(f"{name}_flat")
         nodes.append(make_node("Reshape", [name, target], [end], name=names.new(f"{name}_reshape")))
     return nodes
 
@@ -234,7 +228,7 @@ def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_s
         [codes, node.input[1], scales, zeros],
         list(node.output),
         name=node.name,
-        domain=DOMAIN,
+        domain=MICROSOFT,
         bits=bits,
         block_size=block_size,
         gather_axis=0,
@@ -242,16 +236,17 @@ def look_up(node: onnx.NodeProto, names: Sequence[str], bits: TableBits, block_s
     )
 
 
-def _head(site: Site, weight: list[str], bits: TableBits, block_size: int, accuracy_level: int) -> onnx.NodeProto:
-    width, tokens = site.shape
+def product_of(site: Site, inputs: list[str], bits: int, block_size: int, accuracy_level: int) -> onnx.NodeProto:
+    """Return the MatMulNBits of a site: `inputs` are the activation, and codes, scales and zero points of the weight."""
+    rows, columns = site.shape
     return make_node(
         "MatMulNBits",
-        [site.activation, *weight],
+        inputs,
         list(site.node.output),
         name=site.node.name,
-        domain=DOMAIN,
-        K=width,
-        N=tokens,
+        domain=MICROSOFT,
+        K=rows,
+        N=columns,
         bits=bits,
         block_size=block_size,
         accuracy_level=accuracy_level,

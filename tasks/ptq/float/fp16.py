@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -16,18 +17,22 @@ from onnx import TensorProto, helper
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import IN_HALF, GraphView
-from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, interface_of, raise_problem, refuse_model
+from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, refuse, refuse_model
 from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
 from tasks.ptq.graph.edits import (
     Names,
     attribute,
     custom_operators,
-    drop_unused_initializers,
     from_array,
+    interface_of,
     name_nodes,
     save_model,
+    set_nodes,
     to_array,
 )
+from validators.graph.source_graph import opset_of
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,16 @@ class Float16Report:
     """Result of the pass.
 
     `converted` are the nodes that compute in float16. `left` maps float nodes that do not to the reason. `carries` maps each
-    new tensor to the source's tensor with the same values in another type. `casts` counts the new Cast nodes.
+    new tensor to the source's tensor with the same values in another type.
     """
 
     converted: tuple[str, ...]
     left: dict[str, str]
     carries: dict[str, str]
-    casts: int
 
-    def with_carried(self, ranges: Mapping[str, Range]) -> dict[str, Range]:
-        """Return the ranges of the source's tensors, extended to the new tensors with the same values."""
-        return dict(ranges) | {new: ranges[old] for new, old in self.carries.items() if old in ranges}
+    def with_carried(self, found: Mapping[str, Found]) -> dict[str, Found]:
+        """Return what calibration found of the source's tensors, extended to the new tensors with the same values."""
+        return dict(found) | {new: found[old] for new, old in self.carries.items() if old in found}
 
 
 def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) -> Float16Report:
@@ -60,23 +64,22 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
     name_nodes(proto.graph)
     interface = interface_of(proto.graph)
     view = GraphView(proto.graph)
-    opset = next(item.version for item in proto.opset_import if item.domain in ("", "ai.onnx"))
     _refuse_custom(proto.graph)
-    slots = {node.name: slots_of(node, opset) for node in proto.graph.node}
+    slots = {node.name: slots_of(node, opset_of(proto)) for node in proto.graph.node}
     floats = Floats(view, _float32_tensors(proto), slots)
     rules = find_rules(floats, ranges)
     converter = _Converter(floats, rules)
-    casts = converter.rewrite()
+    converter.rewrite()
     if not converter.converted:
         found = f"nothing to compute in float16: {next(iter(rules.left.items()), 'no float32 tensors')}"
-        raise_problem(("unsupported", found, "a float32 model within float16", "take another candidate"))
+        refuse("unsupported", found, "a float32 model within float16", "take another candidate")
     # TensorRT's parser looks up every listed operator set, and the runtime's folding lists all of its own.
     kept = [item for item in proto.opset_import if item.domain in ("", "ai.onnx")]
     del proto.opset_import[:]
     proto.opset_import.extend(kept)
     save_model(proto, variant)
     check_variant(variant, interface)
-    return Float16Report(tuple(converter.converted), rules.left, converter.carries, casts)
+    return Float16Report(tuple(converter.converted), rules.left, converter.carries)
 
 
 def _refuse_custom(graph: onnx.GraphProto) -> None:
@@ -84,7 +87,7 @@ def _refuse_custom(graph: onnx.GraphProto) -> None:
     if custom is not None:
         expected = "operators of ONNX alone: TensorRT builds no kernel of an ONNX Runtime library"
         fix = "take the unfused graph, or candidates for ort-cpu where the source itself has the operator"
-        raise_problem(("unsupported", custom, expected, fix))
+        refuse("unsupported", custom, expected, fix)
 
 
 def _float32_tensors(proto: onnx.ModelProto) -> frozenset[str]:
@@ -115,8 +118,8 @@ class _Converter:
         self.inputs = {value.name for value in graph.input}
         self.allocator = Names(graph)
 
-    def rewrite(self) -> int:
-        """Rewrite the graph; return the number of new casts."""
+    def rewrite(self) -> None:
+        """Rewrite the graph."""
         graph, pinned = self.floats.view.graph, self.floats.view.pinned
         made = {node.name: self._convert(node) for node in graph.node}
         self.wanted.update((name, False) for name in pinned & self.floats.names)
@@ -125,13 +128,8 @@ class _Converter:
         nodes = [cast for name in sorted(self.inputs & self.floats.names) for cast in self._casts(name)]
         for node in graph.node:
             nodes += [node, *(cast for name in made[node.name] for cast in self._casts(name))]
-        casts = len(nodes) - len(graph.node)
-        ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(ordered)
-        drop_unused_initializers(graph)
+        set_nodes(graph, nodes)
         self._describe()
-        return casts
 
     def _convert(self, node: onnx.NodeProto) -> list[str]:
         """Rename a node's inputs and outputs to their types; return its float outputs by the source's names."""
@@ -175,7 +173,7 @@ class _Converter:
         stored: list[onnx.TensorProto] = []
         for tensor in graph.initializer:
             if tensor.name not in self.floats.names or tensor.name in self.inputs:
-                stored.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+                stored.append(tensor)
                 continue
             values = to_array(tensor)
             raised = np.maximum(values, np.float32(MASK)) if tensor.name in self.rules.masks else values
@@ -197,7 +195,6 @@ class _Converter:
                 value.name = name
                 value.type.tensor_type.elem_type = TensorProto.FLOAT16 if half else TensorProto.FLOAT
                 described.append(value)
-        described = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in described]
         del graph.value_info[:]
         graph.value_info.extend(described)
 

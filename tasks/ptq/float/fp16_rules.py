@@ -26,6 +26,7 @@ from onnx import TensorProto
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import attribute, to_array
+from validators.untrusted.external_data import bodies_of
 
 LARGEST, SMALLEST_NORMAL = 65504.0, 2.0**-14
 HEADROOM = 4
@@ -65,7 +66,7 @@ def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
     Slots(inputs=(True, True, False), outputs=(True,))
     """
     nowhere = Slots((False,) * len(node.input), (False,) * len(node.output))
-    if has_body(node) or node.op_type == "Constant" or attribute(node, "dtype", None) is not None:
+    if bodies_of(node) or node.op_type == "Constant" or attribute(node, "dtype", None) is not None:
         return nowhere
     schema = onnx.defs.get_schema(node.op_type, opset)
     sides = []
@@ -76,11 +77,6 @@ def slots_of(node: onnx.NodeProto, opset: int) -> Slots:
             return nowhere  # sequences and optionals
         sides.append(tuple("tensor(float16)" in kinds for kinds in allowed))
     return Slots(*sides)
-
-
-def has_body(node: onnx.NodeProto) -> bool:
-    """Return whether a node is an If, a Loop or a Scan."""
-    return any(item.HasField("g") or item.graphs for item in node.attribute)
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ def find_rules(floats: Floats, ranges: Mapping[str, Range]) -> Rules:
         names = [node.input[index] for index in floats.inputs(node, half=True)]
         names += [node.output[index] for index in floats.outputs(node, half=True)]
         if not names and (floats.inputs(node, half=False) or floats.outputs(node, half=False)):
-            left[node.name] = "it has a body" if has_body(node) else f"{node.op_type} has no float16"
+            left[node.name] = "it has a body" if bodies_of(node) else f"{node.op_type} has no float16"
         reason = next(filter(None, (_why_not(view, name, ranges, masks, masked, scores) for name in names)), "")
         if reason:
             left[node.name] = reason
@@ -219,5 +215,5 @@ def _keep_counts(floats: Floats, left: dict[str, str]) -> None:
             exact.update(node.input)
             if floats.inputs(node, half=True) or floats.outputs(node, half=True):
                 left.setdefault(node.name, "its result becomes an integer or a size")
-        elif not has_body(node):
+        elif not bodies_of(node):
             exact.update(node.input[index] for index in floats.inputs(node, half=False))

@@ -5,14 +5,15 @@ Every float16 number is exact in float32, so weights keep their values; results 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tasks.ptq.graph.edits import Names, from_array, to_array
+from tasks.ptq.graph.edits import Names, from_array, interface_of, to_array
 from validators.errors import CandidateRefused
+from validators.untrusted.external_data import bodies_of, nodes_of
 
 # Attributes of standard and contrib operators that name the type of their output or of their computation.
 TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "output_datatype", "softmax_precision", "stash_type"})
@@ -27,7 +28,7 @@ def widen(model: onnx.ModelProto) -> int:
         CandidateRefused: `unsupported`: an input or output is a sequence of float16, which Cast does not support.
     """
     graph = model.graph
-    interface = _interface(graph)
+    interface = interface_of(graph)
     border = [value for value in [*graph.input, *graph.output] if _is_half(value)]
     inputs = {value.name for value in graph.input}
     count = _widen_graph(graph)
@@ -36,7 +37,7 @@ def widen(model: onnx.ModelProto) -> int:
         del function.value_info[:]
     for value in border:
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    if _interface(graph) != interface:
+    if interface_of(graph) != interface:
         raise CandidateRefused(
             kind="unsupported",
             found="an input or output that is a sequence of float16",
@@ -49,7 +50,7 @@ def widen(model: onnx.ModelProto) -> int:
 
 def has_half(model: onnx.ModelProto) -> bool:
     """Return whether anything in a model is float16."""
-    nodes = [*_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+    nodes = [*nodes_of(model.graph), *(node for function in model.functions for node in function.node)]
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     return (
         any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer)
@@ -74,8 +75,7 @@ def _widen_attributes(node: onnx.NodeProto) -> int:
         count += sum(_widen_tensor(tensor) for tensor in [item.t, *item.tensors])
         for kind in [item.tp, *item.type_protos]:
             _widen_type(kind)
-        count += sum(_widen_graph(body) for body in [item.g, *item.graphs])
-    return count
+    return count + sum(_widen_graph(body) for body in bodies_of(node))
 
 
 def _widen_tensor(tensor: onnx.TensorProto) -> int:
@@ -111,8 +111,8 @@ def _cast_border(graph: onnx.GraphProto, names: Iterable[str], inputs: set[str])
             node = allocator.new(f"{name}_narrow")
             last.append(helper.make_node("Cast", [inner[name]], [name], name=node, to=TensorProto.FLOAT16))
     _rename(graph, inner)
-    nodes = [*first, *(onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node), *last]
-    graph.ClearField("node")
+    nodes = [*first, *graph.node, *last]
+    del graph.node[:]
     graph.node.extend(nodes)
 
 
@@ -121,26 +121,12 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     for tensor in graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     del graph.value_info[:]  # shapes are inferred anew
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         for field in (node.input, node.output):
             field[:] = [names.get(name, name) for name in field]
-        for item in node.attribute:
-            for body in [item.g, *item.graphs]:
-                for value in body.output:
-                    value.name = names.get(value.name, value.name)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of all bodies in it."""
-    for node in graph.node:
-        yield node
-        for item in node.attribute:
-            for body in [item.g, *item.graphs]:
-                yield from _nodes(body)
-
-
-def _interface(graph: onnx.GraphProto) -> list[bytes]:
-    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
+        for body in bodies_of(node):
+            for value in body.output:
+                value.name = names.get(value.name, value.name)
 
 
 def _is_half(value: onnx.ValueInfoProto) -> bool:

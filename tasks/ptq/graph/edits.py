@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from validators.errors import SourceError
+from validators.graph.graph_scope import attribute as attribute
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
+from validators.untrusted.external_data import bodies_of, graphs_of
 
 # A protobuf message is limited to 2 GB; larger models store their weights in a file beside the model.
 EXTERNAL_DATA_BYTES = 1_800_000_000
 
 # Prefix of the metadata properties that record changes to a model.
 NOTE_PREFIX = "quantgate."
+
+# Operators that ONNX Runtime adds to the standard.
+MICROSOFT = "com.microsoft"
 
 # Operators whose multiply-accumulates are worth low precision, with the input index of the weight.
 WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
@@ -74,6 +79,12 @@ def model_bytes(path: Path) -> int:
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 
+def import_runtime_operators(model: onnx.ModelProto) -> None:
+    """Declare that a model uses operators of ONNX Runtime."""
+    if not any(opset.domain == MICROSOFT for opset in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+
+
 def add_note(model: onnx.ModelProto, about: str, text: str) -> None:
     """Record a change in the model's metadata, where later passes keep it."""
     model.metadata_props.add(key=f"{NOTE_PREFIX}{about}", value=text)
@@ -83,6 +94,11 @@ def notes_of(path: Path) -> dict[str, str]:
     """Return the notes in a file, by subject."""
     properties = onnx.load(path, load_external_data=False).metadata_props
     return {item.key.removeprefix(NOTE_PREFIX): item.value for item in properties if item.key.startswith(NOTE_PREFIX)}
+
+
+def interface_of(graph: onnx.GraphProto) -> list[bytes]:
+    """Return the inputs and outputs of a graph, serialized, to compare them before and after a pass."""
+    return [value.SerializeToString(deterministic=True) for value in [*graph.input, *graph.output]]
 
 
 def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
@@ -141,11 +157,6 @@ def output_channel_axis(node: onnx.NodeProto, weight: onnx.TensorProto) -> int:
     return len(weight.dims) - 1
 
 
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Return the value of a node's attribute, or `default`."""
-    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
-
-
 def name_nodes(graph: onnx.GraphProto) -> int:
     """Give every node, also in bodies, a unique name; return how many were renamed."""
     names = Names(graph)
@@ -160,19 +171,6 @@ def name_nodes(graph: onnx.GraphProto) -> int:
     return renamed
 
 
-def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the bodies of an If, a Loop or a Scan; empty for other nodes."""
-    return [body for item in node.attribute for body in (item.g, *item.graphs) if body.node or body.output]
-
-
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and all bodies in it."""
-    yield graph
-    for node in graph.node:
-        for body in bodies_of(node):
-            yield from graphs_of(body)
-
-
 class Names:
     """Allocator of unique names for the nodes and tensors of a graph and its bodies.
 
@@ -180,7 +178,13 @@ class Names:
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._taken = set(_all_names(graph))
+        self._taken: set[str] = set()
+        for part in graphs_of(graph):
+            self._taken.update(value.name for value in (*part.input, *part.output))
+            self._taken.update(tensor.name for tensor in part.initializer)
+            self._taken.update(sparse.values.name for sparse in part.sparse_initializer)
+            for node in part.node:
+                self._taken.update((node.name, *node.input, *node.output))
 
     def new(self, name: str) -> str:
         """Reserve and return the name, with underscores appended until it is unique.
@@ -194,16 +198,11 @@ class Names:
         self._taken.add(name)
         return name
 
-
-def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.output))
-    yield from (tensor.name for tensor in graph.initializer)
-    yield from (sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        yield from (node.name, *node.input, *node.output)
-        for item in node.attribute:
-            for body in (item.g, *item.graphs):
-                yield from _all_names(body)
+    def store(self, graph: onnx.GraphProto, name: str, array: NDArray[Any]) -> str:
+        """Add a constant to the graph, or to a body in it, under a new name; return that name."""
+        name = self.new(name)
+        graph.initializer.append(from_array(array, name))
+        return name
 
 
 def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
@@ -225,8 +224,7 @@ def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
         kernel = node.input[1]
         if attribute(node, "transB", 0):
             if kernel not in transposed:
-                transposed[kernel] = names.new(f"{kernel}_transposed")
-                graph.initializer.append(from_array(to_array(weight).T.copy(), transposed[kernel]))
+                transposed[kernel] = names.store(graph, f"{kernel}_transposed", to_array(weight).T.copy())
             kernel = transposed[kernel]
         has_bias = len(node.input) > 2 and bool(node.input[2])
         product = names.new(f"{node.output[0]}_product") if has_bias else node.output[0]
@@ -235,10 +233,15 @@ def split_gemm(graph: onnx.GraphProto) -> dict[str, str]:
         if has_bias:
             name = names.new(f"{node.name}_Add")
             nodes.append(onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=name))
+    set_nodes(graph, nodes)
+    return rewritten
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Replace the nodes of a graph, and drop the constants that nothing reads any more."""
     del graph.node[:]
     graph.node.extend(nodes)
     drop_unused_initializers(graph)
-    return rewritten
 
 
 def drop_unused_initializers(graph: onnx.GraphProto) -> int:
@@ -253,11 +256,10 @@ def drop_unused_initializers(graph: onnx.GraphProto) -> int:
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, in its inputs and in its bodies, which read and return outer tensors by name."""
     yield from node.input
-    for item in node.attribute:
-        for body in (item.g, *item.graphs):
-            yield from (value.name for value in body.output)
-            for inner in body.node:
-                yield from names_read(inner)
+    for body in bodies_of(node):
+        yield from (value.name for value in body.output)
+        for inner in body.node:
+            yield from names_read(inner)
 
 
 def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:

@@ -36,9 +36,8 @@ def fuse_bias(graph: onnx.GraphProto, ranks: Mapping[str, int], keep_float: Coll
 
 def bias_behind(view: GraphView, node: onnx.NodeProto) -> onnx.NodeProto | None:
     """Return the Add of a one-axis constant that is the only reader of a MatMul's output, or None."""
-    found = view.readers.get(node.output[0], [])
-    if node.op_type != "MatMul" or node.domain or node.output[0] in view.pinned or len(found) != 1:
+    if node.op_type != "MatMul" or node.domain or not view.is_read_by(node.output[0], 1):
         return None
-    add, index = found[0]
+    add, index = view.readers[node.output[0]][0]
     bias = view.constants.get(add.input[1 - index]) if add.op_type == "Add" and not add.domain else None
     return add if bias is not None and len(bias.dims) == 1 else None

@@ -6,7 +6,6 @@ The result is one factor per channel of the activation; `fold` finds the constan
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -18,7 +17,8 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 
 from tasks.ptq.calibrate.grams import Gram
-from tasks.ptq.graph.edits import attribute, from_array, initializers, names_read, operator_of, to_array
+from tasks.ptq.eight_bit.placement import GraphView
+from tasks.ptq.graph.edits import attribute, from_array, initializers, operator_of, to_array
 from tasks.ptq.weight_only.clipping import best_ratios
 from tasks.ptq.weight_only.int4_grid import (
     Floats,
@@ -30,9 +30,9 @@ from tasks.ptq.weight_only.int4_grid import (
     quantize_on,
     round_to_nearest,
 )
-from tasks.ptq.weight_only.sites import Site
+from tasks.ptq.weight_only.sites import Key, Site
 
-Placed = Literal["none", "folded", "inserted"]
+Placed = Literal["folded", "inserted"]
 
 # Exponents to try: the grid of 20 steps in the authors' code, end included.
 ALPHAS = tuple(step / 20 for step in range(21))
@@ -133,13 +133,13 @@ class Scaling:
     placed: dict[str, Placed] = field(default_factory=dict)
 
 
-def weight_of(constants: Mapping[str, onnx.TensorProto], key: tuple[str, bool]) -> NDArray[Any]:
+def weight_of(constants: Mapping[str, onnx.TensorProto], key: Key) -> NDArray[Any]:
     """Return the current weight of the sites with this key, `[K, N]`."""
     array = to_array(constants[key[0]])
     return array.T if key[1] else array
 
 
-def gram_of(key: tuple[str, bool], sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
+def gram_of(key: Key, sites: Sequence[Site], seen: Mapping[str, Gram]) -> Gram:
     """Return the sum of the Gram matrices of all activations that a weight is multiplied with."""
     return reduce(add, [seen[name] for name in dict.fromkeys(site.activation for site in sites if site.key == key)])
 
@@ -184,40 +184,30 @@ def fold(graph: onnx.GraphProto, tensor: str, readers: int, factors: Floats) -> 
     (factors are positive) after these. Besides, no graph output and no node except the `readers` that expect the factors may
     read the tensor or the tensors on the way, and no other node may read those constants.
     """
-    makers = {name: node for node in graph.node for name in node.output}
-    reads = Counter(name for node in graph.node for name in names_read(node)) + Counter(
-        value.name for value in graph.output
-    )
-    constants = initializers(graph)
+    view = GraphView(graph)
     for value in graph.input:
-        constants.pop(value.name, None)
-    found = _constants_behind(tensor, readers, len(factors), makers, reads, constants)
+        view.constants.pop(value.name, None)
+    found = _constants_behind(view, tensor, readers, len(factors))
     for name in found or ():
-        old = to_array(constants[name])
-        constants[name].CopyFrom(from_array((old * factors).astype(old.dtype), name))
+        old = to_array(view.constants[name])
+        view.constants[name].CopyFrom(from_array((old * factors).astype(old.dtype), name))
     return found is not None
 
 
-def _constants_behind(
-    tensor: str,
-    readers: int,
-    channels: int,
-    makers: Mapping[str, onnx.NodeProto],
-    reads: Mapping[str, int],
-    constants: Mapping[str, onnx.TensorProto],
-) -> list[str] | None:
+def _constants_behind(view: GraphView, tensor: str, readers: int, channels: int) -> list[str] | None:
     """Return the constants whose last axis scales the last axis of the tensor, or None."""
-    node = makers.get(tensor)
-    if node is None or reads[tensor] != readers or node.output[0] != tensor:
+    node, constants = view.producer.get(tensor), view.constants
+    if node is None or not view.is_read_by(tensor, readers) or node.output[0] != tensor:
         return None
 
     def is_vector(name: str) -> bool:
         """Return whether a name is a constant along the last axis only, with a single reader."""
         dims = list(constants[name].dims) if name in constants else []
-        return reads[name] == 1 and bool(dims) and dims[-1] == channels and all(size == 1 for size in dims[:-1])
+        along_last = bool(dims) and dims[-1] == channels and all(size == 1 for size in dims[:-1])
+        return along_last and view.is_read_by(name, 1)
 
     def behind(name: str) -> list[str] | None:
-        return _constants_behind(name, 1, channels, makers, reads, constants)
+        return _constants_behind(view, name, 1, channels)
 
     given = [name for name in node.input if name]
     operator = operator_of(node)
@@ -226,7 +216,7 @@ def _constants_behind(
         return held if all(map(is_vector, held)) else None
     if operator == "Relu":
         return behind(given[0])
-    if operator == "MatMul" and given[1] in constants and reads[given[1]] == 1:
+    if operator == "MatMul" and given[1] in constants and view.is_read_by(given[1], 1):
         dims = constants[given[1]].dims
         return [given[1]] if len(dims) == 2 and dims[1] == channels else None
     vectors = [name for name in given if is_vector(name)]

@@ -17,16 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 from onnx import TensorProto, helper
 
 from tasks.ptq.eight_bit.placement import IN_HALF
-from tasks.ptq.eight_bit.qdq_checks import check_variant, interface_of, raise_problem, refuse_model
-from tasks.ptq.graph.edits import (
-    Names,
-    drop_unused_initializers,
-    from_array,
-    initializers,
-    names_read,
-    operator_of,
-    save_model,
-)
+from tasks.ptq.eight_bit.qdq_checks import check_variant, refuse, refuse_model
+from tasks.ptq.graph.edits import Names, from_array, initializers, interface_of, save_model
 from tasks.ptq.weight_only.awq import weight_of
 from tasks.ptq.weight_only.int4_grid import (
     MIDDLE_CODE,
@@ -36,9 +28,10 @@ from tasks.ptq.weight_only.int4_grid import (
     as_blocks,
     column_chunks,
     join_columns,
+    nibbles,
     quantize_on,
 )
-from tasks.ptq.weight_only.sites import find_sites
+from tasks.ptq.weight_only.sites import Key, WeightOnlyReport, find_sites, replace_nodes
 
 BLOCK_SIZES = (64, 128)
 
@@ -50,15 +43,6 @@ class BlockedWeight:
     codes: onnx.TensorProto
     scales: onnx.TensorProto
     node: onnx.NodeProto
-
-
-@dataclass(frozen=True)
-class BlocksReport:
-    """Names of the `quantized` nodes, the reason why each of the `left` nodes stays in float, and the number of split Gemms."""
-
-    quantized: tuple[str, ...]
-    left: dict[str, str]
-    gemm_split: int
 
 
 def why_no_blocks(rows: int, block_size: int) -> str:
@@ -110,9 +94,8 @@ def dequantize_blocks(
         )
     codes, scale, end = names
     # Two codes per byte in two's complement, the earlier in the low four bits (onnx.proto, TensorProto.raw_data).
-    flat = (weight.codes.astype(np.int8) - MIDDLE_CODE).astype(np.int8).reshape(-1).view(np.uint8) & 0xF
-    flat = np.pad(flat, (0, flat.size % 2))
-    packed = flat[0::2] | (flat[1::2] << 4)
+    # Flipping the highest of four bits subtracts 8.
+    packed = nibbles((weight.codes ^ np.uint8(MIDDLE_CODE)).reshape(1, -1))
     return BlockedWeight(
         helper.make_tensor(codes, TensorProto.INT4, [rows, columns], packed.tobytes(), raw=True),
         from_array(scales, scale),
@@ -120,7 +103,7 @@ def dequantize_blocks(
     )
 
 
-def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksReport:
+def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes read constant weights from INT4 blocks; activations are unchanged.
 
     Raises:
@@ -131,14 +114,13 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
     refuse_model(proto, IN_HALF, "int8", ())
     interface = interface_of(proto.graph)
     plan = find_sites(proto.graph, block_size=block_size, exclude=())
-    left = dict(plan.left)
-    left |= {site.node.name: why for site in plan.sites if (why := why_no_blocks(site.shape[0], block_size))}
+    left = plan.left | {site.node.name: why for site in plan.sites if (why := why_no_blocks(site.shape[0], block_size))}
     sites = [site for site in plan.sites if site.node.name not in left]
     if not sites:
         found = f"no MatMul or Gemm to quantize: {next(iter(left.items()), 'there is none')}"
-        raise_problem(("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8"))
+        refuse("unsupported", found, f"channels in blocks of {block_size}", "take smaller blocks, or INT8")
     graph, constants, allocator = proto.graph, initializers(proto.graph), Names(proto.graph)
-    made: dict[tuple[str, bool], BlockedWeight] = {}
+    made: dict[Key, BlockedWeight] = {}
     for site in sites:
         if site.key not in made:
             weight = weight_of(constants, site.key)
@@ -149,13 +131,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> BlocksRep
             made[site.key] = dequantize_blocks(rounded, weight.dtype, (codes, scales, end), node)
         site.node.input[1] = made[site.key].node.output[0]
     graph.initializer.extend(tensor for one in made.values() for tensor in (one.codes, one.scales))
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-    read = {name for node in nodes for name in names_read(node)} | {value.name for value in graph.output}
-    del graph.node[:]
-    graph.node.extend(one.node for one in made.values())
-    # Drop the Transpose of a weight that no node reads any more.
-    graph.node.extend(node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in read)
-    drop_unused_initializers(graph)
+    replace_nodes(graph, [*(one.node for one in made.values()), *graph.node])
     save_model(proto, variant)
     check_variant(variant, interface)
-    return BlocksReport(tuple(site.node.name for site in sites), left, plan.gemm_split)
+    return WeightOnlyReport({site.node.name: 4 for site in sites}, left, plan.gemm_split)

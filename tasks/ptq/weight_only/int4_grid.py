@@ -2,7 +2,7 @@
 
 A weight `[K, N]` is cut along K into blocks of `block_size`. In each block every column (output channel) has one scale and
 one zero point. A weight is `(code - zero_point) * scale`, with a code of 0 to 15. The layout is that of
-com.microsoft.MatMulNBits in ONNX Runtime's ContribOperators.md.
+com.microsoft.MatMulNBits in ONNX Runtime's ContribOperators.md. INT8 weights lie in the same blocks (`round_to_bytes`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ Codes = NDArray[np.uint8]
 
 TOP_CODE = 15
 MIDDLE_CODE = 8
+# The code of 0 where MatMulNBits with 8 bits has no zero points.
+MIDDLE_BYTE = 128
+# Codes of -127 to 127 are llama.cpp's grid Q8_0 too, so that the weights can be exported as they are.
+LARGEST_BYTE = 127
 
 # Output channels are independent. This many at once keep a method's working set near the processor's caches.
 COLUMNS_AT_ONCE = 512
@@ -163,20 +167,38 @@ def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:
     blocks, columns = weight.grid.scales.shape
     padding = np.clip(np.rint(weight.grid.zero_points[-1]), 0, TOP_CODE).astype(np.uint8)
     filled = np.concatenate([weight.codes, np.tile(padding, (blocks * weight.block_size - len(weight.codes), 1))])
-    codes = _nibbles(filled.T).reshape(columns, blocks, weight.block_size // 2)
+    codes = nibbles(filled.T).reshape(columns, blocks, weight.block_size // 2)
     zeros = weight.grid.zero_points.T
     stored: NDArray[Any] | None = None
     if not weight.symmetric:
         whole = bool((zeros == np.rint(zeros)).all() and zeros.min() >= 0 and zeros.max() <= TOP_CODE)
-        stored = _nibbles(zeros.astype(np.uint8)).reshape(-1) if whole else zeros.astype(dtype).reshape(-1)
+        stored = nibbles(zeros.astype(np.uint8)).reshape(-1) if whole else zeros.astype(dtype).reshape(-1)
     return Packed(codes, weight.grid.scales.T.astype(dtype).reshape(-1), stored)
 
 
-def _nibbles(values: Codes) -> Codes:
+def nibbles(values: Codes) -> Codes:
     """Pack rows of codes two per byte; a row of odd length ends in a byte whose high four bits are 0."""
     even = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
     packed: Codes = np.ascontiguousarray(even[:, 0::2] | (even[:, 1::2] << 4))
     return packed
+
+
+def round_to_bytes(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Packed:
+    """Round a float weight `[K, N]` to nearest, symmetric, with the scale `amax / 127` of each block in `dtype`.
+
+    >>> packed = round_to_bytes(np.array([[2.0]] + [[-1.0]] * 15), block_size=16, dtype=np.float32)
+    >>> packed.codes[0, 0, :2].tolist(), packed.codes.shape  # 128 + 127, 128 - 64
+    ([255, 64], (1, 1, 16))
+    """
+    codes, scales = [], []
+    for columns in column_chunks(weight.shape[1]):
+        blocks = as_blocks(weight[:, columns], block_size)
+        # A block of zeros, or a scale that underflows, gets 1.
+        steps = _storable(np.abs(blocks).max(axis=1) / LARGEST_BYTE, dtype)
+        found = np.clip(np.rint(blocks / steps[:, None]), -LARGEST_BYTE, LARGEST_BYTE)
+        codes.append((found + MIDDLE_BYTE).astype(np.uint8).transpose(2, 0, 1))
+        scales.append(steps.astype(dtype).T.reshape(-1))
+    return Packed(np.ascontiguousarray(np.concatenate(codes)), np.concatenate(scales), None, bits=8)
 
 
 def _storable(scales: Floats, dtype: DTypeLike) -> Floats:

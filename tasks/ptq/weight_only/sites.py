@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from tasks.ptq.graph.edits import custom_operators, initializers, name_nodes, operator_of, split_gemm, to_array
+from tasks.ptq.eight_bit.placement import FLOATS, GraphView
+from tasks.ptq.graph.edits import (
+    custom_operators,
+    name_nodes,
+    names_read,
+    operator_of,
+    set_nodes,
+    split_gemm,
+    to_array,
+)
 from validators.errors import CandidateRefused
 
-# Dtypes that the kernel supports for weights and scales.
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+# A constant, and whether it is multiplied transposed.
+Key = tuple[str, bool]
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Site:
         return str(self.node.input[0])
 
     @property
-    def key(self) -> tuple[str, bool]:
+    def key(self) -> Key:
         """Key that is equal for sites that share one quantized weight."""
         return self.constant, self.transposed
 
@@ -40,12 +49,28 @@ class Site:
 class SitePlan:
     """Sites of a graph, and the number of Gemms split into MatMul and Add.
 
-    `left`: (node, reason) for every other MatMul and Gemm, and for custom operators.
+    `left` maps every other MatMul and Gemm, and custom operators, to the reason.
     """
 
     sites: tuple[Site, ...]
-    left: tuple[tuple[str, str], ...]
+    left: dict[str, str]
     gemm_split: int
+
+
+@dataclass(frozen=True)
+class WeightOnlyReport:
+    """Result of a pass over weights alone.
+
+    `quantized` maps nodes to the bits of their weights. `left` maps every MatMul, Gemm and custom operator that stays in float
+    to the reason. AWQ's factors were folded into producers or inserted as a Mul. `tied`: the constants of tied embeddings.
+    """
+
+    quantized: dict[str, int]
+    left: dict[str, str]
+    gemm_split: int
+    factors_folded: int = 0
+    factors_inserted: int = 0
+    tied: tuple[str, ...] = ()
 
 
 def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str], bits: int = 4) -> SitePlan:
@@ -66,21 +91,26 @@ def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[s
         )
     split = split_gemm(graph)
     name_nodes(graph)
-    constants = initializers(graph)
+    view = GraphView(graph)
     for value in graph.input:
-        constants.pop(value.name, None)  # callers can override it, so it is not constant
-    makers = {name: node for node in graph.node for name in node.output}
+        view.constants.pop(value.name, None)  # callers can override it, so it is not constant
     excluded = {*exclude, *(split[name] for name in exclude if name in split)}
     sites: list[Site] = []
-    left = list(custom_operators(graph).items())
+    left = custom_operators(graph)
     for node in graph.node:
         if operator_of(node) in ("MatMul", "Gemm"):
-            found = "excluded" if node.name in excluded else _site(node, constants, makers, block_size, bits)
+            found = "excluded" if node.name in excluded else _site(view, node, block_size, bits)
             if isinstance(found, Site):
                 sites.append(found)
             else:
-                left.append((node.name, found))
-    return SitePlan(tuple(sites), tuple(left), len(split))
+                left[node.name] = found
+    return SitePlan(tuple(sites), left, len(split))
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Set the graph's nodes, and drop Transposes and constants that nothing reads any more."""
+    reads = {name for node in nodes for name in names_read(node)} | {value.name for value in graph.output}
+    set_nodes(graph, [node for node in nodes if operator_of(node) != "Transpose" or node.output[0] in reads])
 
 
 def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str] = ()) -> dict[str, int]:
@@ -93,23 +123,17 @@ def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str]
     return {site.activation: site.shape[0] for site in sites}
 
 
-def _site(
-    node: onnx.NodeProto,
-    constants: Mapping[str, onnx.TensorProto],
-    makers: Mapping[str, onnx.NodeProto],
-    block_size: int,
-    bits: int,
-) -> Site | str:
+def _site(view: GraphView, node: onnx.NodeProto, block_size: int, bits: int) -> Site | str:
     """Return the node's site, or the reason why it is skipped."""
     if node.op_type == "Gemm":
         return "a Gemm with alpha, beta or transA, or without a constant weight"
-    name, maker = node.input[1], makers.get(node.input[1])
-    transposed = maker is not None and operator_of(maker) == "Transpose" and maker.input[0] in constants
+    name, maker = node.input[1], view.producer.get(node.input[1])
+    transposed = maker is not None and operator_of(maker) == "Transpose" and maker.input[0] in view.constants
     if maker is not None and transposed:
         name = maker.input[0]
-    if name not in constants:
+    if name not in view.constants:
         return "its second input is not constant"
-    weight = constants[name]
+    weight = view.constants[name]
     if len(weight.dims) != 2:
         return f"its weight has {len(weight.dims)} axes, not 2"
     if weight.data_type not in FLOATS:

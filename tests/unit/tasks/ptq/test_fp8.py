@@ -16,8 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.engines.variants import session_settings
 from tasks.ptq.build_variant import ranges_for
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import E4M3_MAX
-from tasks.ptq.eight_bit.e4m3 import E4M3, store_e4m3, weight_scales
+from tasks.ptq.eight_bit.affine import E4M3, E4M3_MAX, fit_e4m3_weight, store_e4m3
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import EXPLICIT
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
@@ -63,7 +62,7 @@ def round_e4m3(values: Floats) -> Floats:
 )
 def test_scales_of_weights(weight: Any, axis: int | None, scales: Any) -> None:
     """amax / 448 of the whole or of each channel, and 1 where there is nothing but zeros."""
-    seen = weight_scales(np.array(weight, np.float32), axis)
+    seen = fit_e4m3_weight(np.array(weight, np.float32), axis)
     assert seen.dtype == np.float32 and seen.shape == np.shape(scales)
     np.testing.assert_allclose(seen, scales, rtol=1e-6)
 
@@ -208,14 +207,14 @@ def test_a_model_without_constant_weights_is_refused(tiny: Tiny, tmp_path: Path)
 
 def test_a_scale_that_float32_cannot_hold_is_its_smallest() -> None:
     """A channel of 1e-44: its scale would be zero, and its values NaN."""
-    scales = weight_scales(np.array([[1e-44, 0.0], [448.0, 0.0]], np.float32), 0)
+    scales = fit_e4m3_weight(np.array([[1e-44, 0.0], [448.0, 0.0]], np.float32), 0)
     assert scales.tolist() == [np.finfo(np.float32).smallest_normal, 1.0]
 
 
 def test_weights_in_float16_are_rounded_on_float16_scales() -> None:
     """The quotient of a scale that float16 rounds down is above 448, and is the largest number, not NaN."""
     weight = np.array([[1.0, 0.3], [0.001, 0.0007]], np.float16)
-    scales = weight_scales(weight, 0)
+    scales = fit_e4m3_weight(weight, 0)
     assert scales.dtype == np.float16
     exact = np.abs(weight.astype(np.float64)).max(axis=1) / 448
     expected = np.maximum(exact.astype(np.float16), np.finfo(np.float16).smallest_normal)

@@ -131,7 +131,7 @@ def test_samples_of_differing_length_calibrate_and_correct(tmp_path: Path, bits:
     batches = [{"x": draw(2, length, 64, seed=length)} for length in (3, 17, 1, 40)]
     prepare_graph(tmp_path / "source.onnx", tmp_path / "prepared.onnx")
     seen = collect_statistics(
-        tmp_path / "prepared.onnx", None, lambda size: iter(batches), threads=1, max_memory_mb=100, fixed_batch=None
+        tmp_path / "prepared.onnx", lambda size: iter(batches), threads=1, max_memory_mb=100, fixed_batch=None
     ).statistics
     ranges = {name: (float(one.minimum), float(one.maximum)) for name, one in seen.items()}
     assert seen["x"].finite == 2 * 61 * 64 and ranges["x"][1] == max(batch["x"].max() for batch in batches)

@@ -21,6 +21,7 @@ from tasks.engines.variants import refuse_other_targets, session_settings
 from tasks.ptq.build_variant import ranges_for
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.placement import GraphView, PlacementTask
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
@@ -87,7 +88,7 @@ def known(graph: onnx.GraphProto) -> Ranges:
 
 def places(graph: onnx.GraphProto, **options: Any) -> set[tuple[str, str]]:
     """(node, tensor) wherever a node reads integers."""
-    plan = place_for_openvino(graph, options.pop("ranges", known(graph)), **options)
+    plan = place_for_openvino(PlacementTask(GraphView(graph), options.pop("ranges", known(graph)), **options))
     assert not plan.outputs and not plan.folded and not plan.shares
     return {(node, tensor) for tensor, readers in plan.inputs.items() for node, _ in readers}
 
@@ -119,7 +120,7 @@ def test_products_of_activations_read_integers_with_all() -> None:
     """Those of a softmax stay in float."""
     expected = {("queries", "x"), ("scores", "queries"), ("scores", "keys")}
     assert places(attention(), every_operator=True) == expected
-    plan = place_for_openvino(attention(), known(attention()), every_operator=True)
+    plan = place_for_openvino(PlacementTask(GraphView(attention()), known(attention()), every_operator=True))
     assert plan.left == {"y": "it reads a softmax, whose small numbers lose most in 8 bits"}
 
 
@@ -127,7 +128,7 @@ def test_activation_products_stay_float_where_they_saturate() -> None:
     """Weights have 7 bits there; two activations have 8."""
     given = {"every_operator": True, "bits": 7}
     assert places(attention(), **given) == {("queries", "x")}
-    plan = place_for_openvino(attention(), known(attention()), **given)
+    plan = place_for_openvino(PlacementTask(GraphView(attention()), known(attention()), **given))
     assert "saturate" in plan.left["scores"] and "softmax" in plan.left["y"]
 
 
@@ -141,7 +142,7 @@ def test_softmax_behind_other_shapes_stays_float() -> None:
 def test_kept_and_rangeless_nodes_stay_float_with_the_reason() -> None:
     graph = residual()
     ranges = {name: ends for name, ends in known(graph).items() if name != "relu"}
-    plan = place_for_openvino(graph, ranges, every_operator=True, keep_float=["third"])
+    plan = place_for_openvino(PlacementTask(GraphView(graph), ranges, every_operator=True, keep_float=["third"]))
     assert plan.nodes == ("first",)
     assert plan.left["second"] == "no calibrated range of 'relu'"
     assert plan.left["third"] == "kept in float as asked"

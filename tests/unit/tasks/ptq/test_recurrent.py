@@ -17,12 +17,13 @@ from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.gru import LEAST_UNITS
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
-from tasks.ptq.graph.edits import graphs_of, name_nodes
+from tasks.ptq.graph.edits import name_nodes
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.ort import open_session
 from validators.gates.coverage import judge_coverage
 from validators.job.job_gates import Gates
 from validators.records.run import SessionSettings
+from validators.untrusted.external_data import graphs_of
 
 RNG = np.random.default_rng(5)
 WIDTH = 24

@@ -15,7 +15,8 @@ from onnx import helper
 from test_qdq import BASIC, Case, build, draw, kernels, op, run, sqnr_db
 
 from tasks.engines.ort.pairs import PAIRS
-from tasks.ptq.eight_bit.bias_correction import correct_bias, watch
+from tasks.ptq.calibrate.watched import watch
+from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.smooth import ChannelStatistics, output_error, read_channels, smooth, smoothing_factors
 from tasks.runtimes.ort import open_session, run_outputs
@@ -287,7 +288,7 @@ def test_a_deep_model_is_corrected_in_one_pass_of_each_model(tmp_path: Path) -> 
     origins = {f"r{index}": f"c{index}" for index in range(8)}
 
     def shifts(path: Path) -> dict[str, float]:
-        (found,) = watch(onnx.load(path), origins, [{"x": case.x}])
+        (found,) = watch(path, origins, [{"x": case.x}])
         return {
             name: float(np.abs((found[name] - case.values[origin]).mean(axis=(0, 2, 3))).max())
             for name, origin in origins.items()

@@ -23,7 +23,6 @@ from tasks.ptq.calibrate.statistics import (
     add,
     empty,
     load_statistics,
-    merge,
     save_statistics,
 )
 from validators.errors import CandidateRefused
@@ -117,7 +116,7 @@ def test_constants_from_nothing_to_the_largest(value: float, exponent: int, plac
 def test_both_zeros_are_one_minimum() -> None:
     negative, positive = of(np.array([-0.0], np.float32)), of(np.array([0.0], np.float32))
     assert bits(negative) == bits(positive)
-    assert bits(merge(negative, positive)) == bits(merge(positive, negative))
+    assert bits(add(negative, np.zeros(1, np.float32))) == bits(add(positive, np.array([-0.0], np.float32)))
 
 
 @pytest.mark.parametrize("scale", [0.0, 6e-8, 1e-4, 1.0])
@@ -164,16 +163,13 @@ def test_the_number_of_bins_is_a_power_of_two(bins: int) -> None:
 
 @settings(max_examples=60)
 @given(VALUES, st.data())
-def test_parts_merge_to_the_whole_in_any_split_and_order(values: NDArray[np.float32], data: st.DataObject) -> None:
+def test_parts_add_up_to_the_whole_in_any_split_and_order(values: NDArray[np.float32], data: st.DataObject) -> None:
     order = np.array(data.draw(st.permutations(range(len(values)))), np.intp)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=2, max_size=2)))
-    a, b, c = (of(part) for part in np.split(values[order], cuts))
-    whole = bits(of(values))
-    assert bits(merge(merge(a, b), c)) == bits(merge(a, merge(c, b))) == bits(merge(c, merge(b, a))) == whole
     added = empty(MIN_BINS)
     for part in np.split(values[order], cuts):
         added = add(added, part)
-    assert bits(added) == whole
+    assert bits(added) == bits(of(values))
 
 
 @settings(max_examples=30)
@@ -181,7 +177,6 @@ def test_parts_merge_to_the_whole_in_any_split_and_order(values: NDArray[np.floa
 def test_adding_nothing_changes_nothing(values: NDArray[np.float32]) -> None:
     some = of(values)
     nothing = np.zeros((3, 0), np.float32)
-    assert bits(add(some, nothing)) == bits(merge(some, empty(MIN_BINS))) == bits(merge(empty(MIN_BINS), some))
     assert bits(add(some, nothing)) == bits(some)
 
 
@@ -193,15 +188,10 @@ def test_blocks_give_what_one_block_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert bits(of(values)) == whole
 
 
-def test_different_numbers_of_bins_do_not_merge() -> None:
-    with pytest.raises(ValueError, match="of 2048 and of 4096 bins"):
-        merge(empty(2048), empty(4096))
-
-
 def test_record_is_immutable_and_adding_leaves_it_as_it_was() -> None:
     some = of(np.array([1.0], np.float32))
     before = bits(some)
-    merge(some, add(some, np.array([1e9], np.float32)))
+    add(some, np.array([1e9], np.float32))
     assert bits(some) == before
     with pytest.raises(ValueError, match="read-only"):
         some.counts[0] = 1

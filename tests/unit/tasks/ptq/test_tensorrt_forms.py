@@ -90,7 +90,6 @@ def patterns(folder: Path, kernel: int = 3) -> tuple[Path, Path, NDArray[np.floa
     x = draw(64, 4, 8, 8, seed=1)
     found = collect_statistics(
         folder / "patterns.onnx",
-        None,
         lambda size: iter([{"x": x}]),
         threads=1,
         max_memory_mb=500,

@@ -80,7 +80,7 @@ def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, m
     """Each in its own bits, or in float."""
     weights = BlockWeights("rtn", BLOCK, True, accuracy_level=0, embedding_bits=embedding, head_bits=head)
     report = quantize_weights(model, tmp_path / "v.onnx", weights)
-    assert report.tied == ("table",) and report.quantized == () and report.left == ()
+    assert report.tied == ("table",) and report.quantized == report.left == {}
     table = normal(TOKENS, K)
     looked_up, multiplied = (table if bits is None else one_by_one(table, bits) for bits in (embedding, head))
     x = normal(5, K)

@@ -38,27 +38,22 @@ def squared_error(x: Floats, weight: NDArray[Any], other: NDArray[Any]) -> float
     return float((((x @ weight.astype(np.float64)) - x @ other) ** 2).sum())
 
 
-def column_by_column(
-    x: Floats, weight: Floats, block_size: int, symmetric: bool, activation_order: bool
-) -> NDArray[np.int64]:
+def column_by_column(x: Floats, weight: Floats, block_size: int, symmetric: bool) -> NDArray[np.int64]:
     """GPTQ as optimal brain quantization in a fixed order: the inverse itself, one elimination for each channel done.
 
-    In the order of activations the ranges of blocks are narrowed beforehand, as `narrowest` finds them.
+    The ranges of blocks are narrowed beforehand, as `narrowest` finds them.
     """
     work, rows = weight.copy(), len(weight)
     hessian = 2 * x.T @ x
     inverse = np.linalg.inv(hessian + np.eye(rows) * DAMPING * np.trace(hessian) / rows)
-    order = sorted(range(rows), key=lambda row: -hessian[row, row]) if activation_order else list(range(rows))
+    order = sorted(range(rows), key=lambda row: -hessian[row, row])
     grids = {}
-    if activation_order:
-        for start in range(0, rows, block_size):
-            stop = start + block_size
-            grids[start // block_size] = narrowest(x[:, start:stop], work[start:stop], symmetric)
+    for start in range(0, rows, block_size):
+        stop = start + block_size
+        grids[start // block_size] = narrowest(x[:, start:stop], work[start:stop], symmetric)
     codes = np.zeros(weight.shape, np.int64)
     for place, row in enumerate(order):
         group = row // block_size
-        if group not in grids:
-            grids[group] = fit_grid(work[None, row : row + block_size], symmetric=symmetric, dtype=np.float32)
         scale, zero = grids[group].scales[0], grids[group].zero_points[0]
         codes[row] = np.clip(np.round(work[row] / scale) + zero, 0, 15)
         error = (work[row] - (codes[row] - zero) * scale) / inverse[row, row]
@@ -83,33 +78,28 @@ def narrowest(x: Floats, block: Floats, symmetric: bool) -> Grid:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("activation_order", [True, False])
 @pytest.mark.parametrize(("rows", "block_size"), [(40, 16), (64, 32), (24, 32)])
-def test_gptq_is_column_by_column_quantization(
-    rows: int, block_size: int, symmetric: bool, activation_order: bool
-) -> None:
+def test_gptq_is_column_by_column_quantization(rows: int, block_size: int, symmetric: bool) -> None:
     """The same codes, to the last, also where the last block is not full."""
     x, weight = layer(rows, seed=rows)
     options: dict[str, Any] = {"block_size": block_size, "symmetric": symmetric, "dtype": np.float32}
-    done = gptq(weight, x.T @ x, **options, activation_order=activation_order)
-    expected = column_by_column(x, weight, block_size, symmetric, activation_order)
+    done = gptq(weight, x.T @ x, **options)
+    expected = column_by_column(x, weight, block_size, symmetric)
     np.testing.assert_array_equal(done.codes, expected)
     assert (done.codes != round_to_nearest(weight, **options).codes).mean() > 0.05, "else nothing was carried"
 
 
-@pytest.mark.parametrize("activation_order", [True, False])
-def test_channels_that_were_never_active_are_rounded_to_nearest(activation_order: bool) -> None:
+def test_channels_that_were_never_active_are_rounded_to_nearest() -> None:
     """One silent channel, and then all of them."""
     x, weight = layer()
     x[:, 5] = 0
     options: dict[str, Any] = {"block_size": 16, "symmetric": True, "dtype": np.float32}
     plain = round_to_nearest(weight, **options)
-    done = gptq(weight, x.T @ x, **options, activation_order=activation_order)
-    if activation_order:  # with scales of the weights as given
-        nearest = quantize_on(done.grid, weight, 16, symmetric=True)
-        np.testing.assert_array_equal(done.codes[5], nearest.codes[5])
+    done = gptq(weight, x.T @ x, **options)
+    nearest = quantize_on(done.grid, weight, 16, symmetric=True)
+    np.testing.assert_array_equal(done.codes[5], nearest.codes[5])
     assert np.abs(done.dequantized()[5] - weight[5]).max() < np.abs(done.grid.scales[0]).max()
-    silent = gptq(weight, np.zeros((40, 40)), **options, activation_order=activation_order)
+    silent = gptq(weight, np.zeros((40, 40)), **options)
     np.testing.assert_array_equal(silent.codes, plain.codes)
 
 

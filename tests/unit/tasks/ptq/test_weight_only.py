@@ -96,14 +96,16 @@ def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetr
     report = quantize_weights(tmp_path / "m.onnx", variant, BlockWeights(method, 32, symmetric), grams=grams)
     kinds = operators(variant)
     assert kinds.count("MatMulNBits") == len(report.quantized) == 2 and "Gemm" not in kinds and "MatMul" not in kinds
-    assert [(seen.channels_in, seen.channels_out) for seen in report.quantized] == [(64, 128), (128, 4)]
-    assert report.left == () and report.gemm_split == 1
-    assert report.accuracy_level == (0 if method == "hqq" else 4)
+    assert report.left == {} and report.gemm_split == 1
     assert kinds.count("Mul") == report.factors_inserted
+    shapes = []
     for made in onnx.load(variant).graph.node:
         if made.op_type == "MatMulNBits":
             attributes = {item.name: helper.get_attribute_value(item) for item in made.attribute}
-            assert attributes["accuracy_level"] == report.accuracy_level and len(made.input) == (3 if symmetric else 4)
+            shapes.append((attributes["K"], attributes["N"]))
+            assert attributes["accuracy_level"] == (0 if method == "hqq" else 4)
+            assert len(made.input) == (3 if symmetric else 4)
+    assert shapes == [(64, 128), (128, 4)]
     session = ort.InferenceSession(str(variant), providers=["CPUExecutionProvider"])
     expected = ort.InferenceSession(str(tiny.model), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     difference = session.run(None, {"x": x})[0] - expected
@@ -160,9 +162,9 @@ def test_nodes_left_alone_have_a_reason(tmp_path: Path) -> None:
     }
     model = save(tmp_path / "m.onnx", nodes, constants)
     _, report = quantized(model, exclude=["b_MatMul"])
-    assert [seen.name for seen in report.quantized] == ["a_MatMul"]
-    left = dict(report.left)
-    assert len(left) == len(report.left) == 7
+    assert list(report.quantized) == ["a_MatMul"]
+    left = report.left
+    assert len(left) == 7
     for name, reason in (
         ("b_MatMul", "excluded"),
         ("products_MatMul", "not constant"),
@@ -187,7 +189,7 @@ def test_a_weight_that_callers_may_replace_is_left_alone(tmp_path: Path) -> None
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [K, K]))
     onnx.save(model, tmp_path / "m.onnx")
     _, report = quantized(tmp_path / "m.onnx")
-    assert [seen.name for seen in report.quantized] == ["y_MatMul"] and report.left[0][0] == "a_MatMul"
+    assert list(report.quantized) == ["y_MatMul"] and list(report.left) == ["a_MatMul"]
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
@@ -314,7 +316,6 @@ def test_awq_scales_what_several_nodes_read_once(tmp_path: Path, residual: bool)
     model = save(tmp_path / "m.onnx", nodes, constants)
     variant, report = quantized(model, "awq", x=x)
     assert (report.factors_folded, report.factors_inserted) == ((0, 1) if residual else (1, 0))
-    assert {seen.factors for seen in report.quantized} == {"inserted" if residual else "folded"}
     assert operators(variant).count("Mul") == int(residual)
     expected = run(model, x)
     error = ((run(variant, x) - expected) ** 2).mean()
@@ -365,7 +366,7 @@ def test_an_excluded_gemm_goes_by_its_own_name(tmp_path: Path) -> None:
         {"w": normal(K, K), "b": normal(K), "v": normal(8, K)},
     )
     variant, report = quantized(model, exclude=["a_Gemm"])
-    assert report.left == (("a_Gemm_MatMul", "excluded"),) and len(report.quantized) == 1 and report.gemm_split == 2
+    assert report.left == {"a_Gemm_MatMul": "excluded"} and len(report.quantized) == 1 and report.gemm_split == 2
     assert sorted(operators(variant)) == ["Add", "MatMul", "MatMulNBits"]
 
 
@@ -380,7 +381,7 @@ def test_int8_weights_are_the_nearest_of_254_steps(tmp_path: Path) -> None:
     weight, x = normal(K, 6) * LOUD[:, None], normal(5, K)
     model = save(tmp_path / "m.onnx", [node("MatMul", "x w", "y")], {"w": weight})
     variant, report = quantized(model, bits=8)
-    assert [seen.name for seen in report.quantized] == ["y_MatMul"] and bits_of(variant) == [8]
+    assert list(report.quantized) == ["y_MatMul"] and bits_of(variant) == [8]
     rounded = np.empty(weight.shape)
     for column in range(6):
         for start in (0, 16):
