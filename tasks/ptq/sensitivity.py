@@ -70,10 +70,11 @@ def find_parts(
     operators, as it recurs in each layer of a network.
     """
     constants = initializers(graph)
-    makers = {name: operator_of(node) for node in graph.node for name in node.output}
+    # An input or output that is left out has an empty name.
+    makers = {name: operator_of(node) for node in graph.node for name in node.output if name}
     readers: dict[str, set[str]] = {}
     for node in graph.node:
-        for name in node.input:
+        for name in filter(None, node.input):
             readers.setdefault(name, set()).add(operator_of(node))
     parts: dict[tuple[str, str], list[str]] = {}
     for node in graph.node:

@@ -62,6 +62,21 @@ def test_layers_that_read_the_same_activation_can_be_one_part() -> None:
     ]
 
 
+def test_an_output_that_is_left_out_makes_no_input() -> None:
+    """Both have the empty name: the Resize follows the Relu, not the GRU that has no first output."""
+    nodes = [
+        helper.make_node("GRU", ["x", "w", "r"], ["", "last"], name="gru", hidden_size=4),
+        helper.make_node("Relu", ["last"], ["a"], name="relu"),
+        helper.make_node("Resize", ["a", "", "scales"], ["y"], name="resize"),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None)] for name in "xy"]
+    graph = helper.make_graph(nodes, "some", *ends, [numpy_helper.from_array(np.ones(3, np.float32), "scales")])
+    assert [part.name for part in find_parts(graph, {"resize", "relu"})] == [
+        "Relu (GRU to Resize)",
+        "Resize (Relu to output)",
+    ]
+
+
 @pytest.fixture(scope="module")
 def ranked(
     hard: Hard, tmp_path_factory: pytest.TempPathFactory
