@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+import yaml
 
 from flows.cli.console import ended, err, interrupted, prepared, tell_error, unexpected
 from flows.cli.progress import show_progress
@@ -25,7 +27,7 @@ from validators.errors import (
     QuantgateError,
 )
 from validators.job.job import Job
-from validators.job.read_job import read_job
+from validators.job.read_job import changed, parse_job, read_job
 from validators.records.answer import CommandAnswer, Table
 from validators.untrusted.s3_uris import S3Uri
 
@@ -43,13 +45,28 @@ EXIT_CODES = {
     "error": EXIT_INFRASTRUCTURE,
 }
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
+JobOrModel = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job file (YAML); or a model, models:/NAME/VERSION or an ONNX file.")
+]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as gates.max_drop=0.01.")
+]
+Calibration = Annotated[str | None, typer.Option(metavar="FILE", help="The calibration data.")]
+Evaluation = Annotated[str | None, typer.Option(metavar="FILE", help="The evaluation data.")]
+Metric = Annotated[str | None, typer.Option(metavar="METRIC", help="The metric.")]
+SavedJob = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the job here.")]
 ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result (JSON) here.")]
 
 ReplaceDevice = Annotated[bool, typer.Option("--replace-device", help="Ignore the champion's device.")]
 
 
 def run(
-    job: JobFile,
+    job: JobOrModel,
+    calibration: Calibration = None,
+    evaluation: Evaluation = None,
+    metric: Metric = None,
+    changes: Changes = None,
+    save_job: SavedJob = None,
     result: ResultFile = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML here, for CI.")] = None,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown here, for CI.")] = None,
@@ -64,10 +81,23 @@ def run(
     Example: quantgate run examples/text.yaml --result result.json
     """
     files: Files = {"--result": result, "--junit": junit, "--summary": summary}
-    return _follow(lambda: read_job(job), files, partial(_quantize, promote=promote, replace_device=replace_device))
+    given = {"data.calibration": calibration, "data.evaluation": evaluation, "metric": metric}
+    return _follow(
+        lambda: job_of(job, given, changes or (), save_job),
+        files,
+        partial(_quantize, promote=promote, replace_device=replace_device),
+    )
 
 
-def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
+def validate(
+    job: JobOrModel,
+    calibration: Calibration = None,
+    evaluation: Evaluation = None,
+    metric: Metric = None,
+    changes: Changes = None,
+    save_job: SavedJob = None,
+    result: ResultFile = None,
+) -> CommandAnswer:
     """Judge only the calibration data of a job.
 
     Runs the checks that `run` starts with. Exit code 0: accepted, with warnings or without; 4: refused; 2: bad job or
@@ -81,7 +111,8 @@ def validate(job: JobFile, result: ResultFile = None) -> CommandAnswer:
 
         return partial(flow, return_state=True)
 
-    return _follow(lambda: read_job(job), {"--result": result}, load)
+    given = {"data.calibration": calibration, "data.evaluation": evaluation, "metric": metric}
+    return _follow(lambda: job_of(job, given, changes or (), save_job), {"--result": result}, load)
 
 
 def demo(
@@ -114,14 +145,14 @@ def demo(
     return _follow(prepare, {"--result": result}, partial(_quantize, promote=True))
 
 
-def candidates(job: JobFile) -> CommandAnswer:
+def candidates(job: JobFile, changes: Changes = None) -> CommandAnswer:
     """Show the candidates of a job in words.
 
     Example: quantgate candidates examples/text.yaml
     """
     from flows.service.describe import candidate_rows
 
-    rows = candidate_rows(read_job(job))
+    rows = candidate_rows(read_job(job, changes or ()))
     document = [dict(zip(("candidate", "what_it_is", "here"), row, strict=True)) for row in rows[1:]]
     return CommandAnswer(document, (Table(rows),))
 
@@ -166,6 +197,49 @@ def follow_job(job: Job, result_path: Path | None, *, replace_device: bool) -> C
     return _follow(
         lambda: job, {"--result": result_path}, partial(_quantize, promote=True, replace_device=replace_device)
     )
+
+
+def job_of(
+    given: str, options: Mapping[str, str | None], changes: Sequence[str] = (), saved_to: Path | None = None
+) -> Job:
+    """Return the job of a file, or a job for a model, with the keys that `options` give and `changes` as `KEY=VALUE`.
+
+    Paths in `options` are relative to the present folder, those in `changes` to the job file's. The job is written to
+    `saved_to`, with absolute paths.
+
+    Raises:
+        JobError: as `read_job`; or `saved_to` is there already, or its folder is not.
+    """
+
+    def value_of(key: str, value: str) -> str:
+        return json.dumps(str(Path(value).absolute()) if key != "metric" and not value.startswith("s3://") else value)
+
+    changes = [*(f"{key}={value_of(key, value)}" for key, value in options.items() if value is not None), *changes]
+    if given.startswith("models:/") or given.endswith(".onnx"):
+        keys = {change.partition("=")[0] for change in changes}
+        missing = (
+            [] if "data" in keys else [name for name in ("calibration", "evaluation") if f"data.{name}" not in keys]
+        )
+        if missing:
+            raise JobError(
+                found=f"the model {given} without data",
+                expected="calibration and evaluation data, or a job file",
+                fix=f"give {' and '.join(f'--{name} FILE' for name in missing)}, or write a job: `quantgate init {given}`",
+            )
+        job = parse_job(changed({"source": given}, changes), base=Path.cwd(), origin="the job of the command line")
+    else:
+        job = read_job(Path(given), changes)
+    if saved_to is not None:
+        try:
+            with saved_to.open("x", encoding="utf-8") as file:
+                yaml.safe_dump(job.model_dump(mode="json", exclude_defaults=True), file, sort_keys=False)
+        except OSError as error:
+            raise JobError(
+                found=f"--save-job {saved_to}: {error.strerror}",
+                expected="a new file in a folder that exists",
+                fix="choose another name",
+            ) from error
+    return job
 
 
 def _quantize(*, promote: bool, replace_device: bool = False) -> Callable[[Job], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,53 @@ from pydantic import ValidationError
 
 from validators.errors import JobError
 from validators.job.job import Job
-from validators.untrusted.bounded_yaml import MOST_BYTES, read_yaml
+from validators.untrusted.bounded_yaml import MOST_BYTES, load_yaml, read_yaml
 
 # Faults of a job that an error lists, and characters of a value.
 MOST_FAULTS, MOST_CHARACTERS = 20, 200
 
 
-def read_job(path: Path) -> Job:
-    """Read a job file; relative paths in it are resolved against its folder.
+def read_job(path: Path, changes: Sequence[str] = ()) -> Job:
+    """Read a job file and make `changes` to it; relative paths in both are resolved against its folder.
 
     Raises:
-        JobError: the file is missing, unreadable, not YAML, or not a job.
+        JobError: the file is missing, unreadable, not YAML, or not a job; or a change is none, see `changed`.
     """
+    return parse_job(changed(_content(path), changes), base=path.resolve().parent, origin=str(path))
+
+
+def changed(raw: Any, changes: Sequence[str]) -> Any:
+    """Return the content of a job with changes, each `KEY=VALUE`: dots lead into a mapping, and the value is YAML.
+
+    Raises:
+        JobError: a change has no such form, or leads into what is no mapping.
+
+    >>> changed({"gates": {"max_drop": 0.1}}, ["gates.max_drop=0.01", "measurement.batch_sizes=[1, 8]"])
+    {'gates': {'max_drop': 0.01}, 'measurement': {'batch_sizes': [1, 8]}}
+    """
+    for change in changes:
+        key, is_given, value = change.partition("=")
+        try:
+            if not is_given:
+                raise ValueError("no value")
+            here = raw = dict(raw)
+            *path, last = key.strip().split(".")
+            for name in path:
+                here[name] = dict(here.get(name) or {})
+                here = here[name]
+            here[last] = load_yaml(value)
+        except (TypeError, ValueError, yaml.YAMLError) as error:
+            raise JobError(
+                found=f"the change {change[:MOST_CHARACTERS]!r}",
+                expected="KEY=VALUE with a key of the job and a value as in YAML, such as gates.max_drop=0.01",
+                fix="correct --set; docs/job.schema.json lists the keys",
+            ) from error
+    return raw
+
+
+def _content(path: Path) -> Any:
     try:
-        raw = read_yaml(path)
+        return read_yaml(path)
     except (OSError, ValueError) as error:  # ValueError for a null character in the path
         raise JobError(
             found=f"job file {path}: {getattr(error, 'strerror', None) or error}",
@@ -39,7 +73,6 @@ def read_job(path: Path) -> Job:
             expected="a YAML file of a job, such as examples/text.yaml",
             fix="correct the file there",
         ) from error
-    return parse_job(raw, base=path.resolve().parent, origin=str(path))
 
 
 def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:

@@ -13,7 +13,7 @@ from report_data import INVENTORY
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.job.job_gates import Gates
-from validators.job.read_job import parse_job, read_job
+from validators.job.read_job import changed, parse_job, read_job
 from validators.records.run import Gpu
 from validators.targets import BUILT_IN
 
@@ -300,3 +300,22 @@ def test_a_typo_of_a_metric_is_told_without_a_regular_expression() -> None:
     with pytest.raises(JobError) as caught:
         parse_job({"source": "m.onnx", "data": DATA, "metric": "acuracy"}, base=Path())
     assert "pattern" not in caught.value.found and "\\w" not in caught.value.found
+
+
+def test_a_change_sets_one_key_and_leaves_the_file_as_it_is() -> None:
+    raw = {"source": "m.onnx", "gates": {"max_drop": 0.1}}
+    changes = ["gates.min_speedup=null", "measurement.batch_sizes=[1, 8]", "candidates=wide", "gates.max_drop=0.2"]
+    assert changed(raw, changes) == {
+        "source": "m.onnx",
+        "gates": {"max_drop": 0.2, "min_speedup": None},
+        "measurement": {"batch_sizes": [1, 8]},
+        "candidates": "wide",
+    }
+    assert raw == {"source": "m.onnx", "gates": {"max_drop": 0.1}}
+
+
+@pytest.mark.parametrize("change", ["gates.max_drop", "source.name=1", "gates={", "gates=!!python/object:os.system x"])
+def test_a_change_of_no_such_form_is_refused(change: str) -> None:
+    with pytest.raises(JobError, match="the change") as caught:
+        changed({"source": "m.onnx"}, [change])
+    assert "--set" in caught.value.fix and change.partition("=")[0] in caught.value.found
