@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Literal
 
 from tasks.reporting import formats
 from tasks.reporting.tables import Cell, Column, ReportTable, drop_cell, speedup_cell
 from validators.gates.verdict_rules import two_digits, would_tell
+from validators.processors import VNNI, Processor
 from validators.records.result import CandidateResult, Result
 from validators.records.run import CandidateOutcome, Trial
 from validators.records.verdicts import Verdict
@@ -16,6 +17,11 @@ from validators.records.verdicts import Verdict
 RowOutcome = CandidateOutcome | Literal["baseline", "stopped"]
 # Columns of pages alone: a terminal has 80 to 200 characters.
 P95, MEMORY = "p95 ms", "Memory MB"
+
+FLOATS = ("fp32", "fp16", "bf16")
+# From this share of kernel time on, what is not in low precision explains a speed.
+NOTABLE_TIME = 0.2
+_TOO_SLOW = (("speedup", "fail"), ("speedup_fp16", "fail"))
 
 
 def metric_of(result: Result) -> str:
@@ -79,8 +85,11 @@ def shown_outcome(candidate: CandidateResult) -> RowOutcome:
     return "stopped" if candidate.refusal and candidate.refusal.kind == "stopped" else candidate.outcome
 
 
-def why(candidate: CandidateResult, metric: str) -> str:
-    """Return the reason for a candidate's outcome: the refusal, or the gates that failed or were inconclusive."""
+def why(candidate: CandidateResult, metric: str, isa: Sequence[str] = ()) -> str:
+    """Return the reason for a candidate's outcome: the refusal, or the gates that failed or were inconclusive.
+
+    `isa` has the instruction sets of the processor, which explain a speed that is too low.
+    """
     if candidate.refusal is not None:
         kind = "" if candidate.refusal.kind == "stopped" else f"{candidate.refusal.kind}: "
         return f"{kind}{candidate.refusal.reason}"
@@ -88,7 +97,24 @@ def why(candidate: CandidateResult, metric: str) -> str:
     if not against:
         count = len(candidate.verdicts)
         return f"all {count} gates hold" if candidate.outcome == "passed" and count else ""
-    return "; ".join(_against(verdict, metric) for verdict in against)
+    slow = why_slow(candidate, isa)
+    return "; ".join(
+        _against(verdict, metric) + (f" ({slow})" if slow and (verdict.gate, verdict.outcome) in _TOO_SLOW else "")
+        for verdict in against
+    )
+
+
+def why_slow(candidate: CandidateResult, isa: Sequence[str]) -> str:
+    """Return what processor and kernels say about the speed of a candidate in low precision; empty if they say nothing."""
+    # The name alone: the package of its target need not be here.
+    precision = candidate.name.partition("@")[0].partition("-")[0]
+    if precision in FLOATS:
+        return ""
+    told = ["no VNNI on this processor"] if precision == "int8" and Processor(tuple(isa)).saturates(VNNI) else []
+    rest = 0.0 if candidate.coverage_time is None else 1 - candidate.coverage_time
+    if rest >= NOTABLE_TIME:
+        told.append(f"{rest:.0%} of kernel time not in low precision")
+    return "; ".join(told)
 
 
 def _against(verdict: Verdict, metric: str) -> str:
@@ -124,5 +150,5 @@ def _candidate_row(candidate: CandidateResult, result: Result, link: str) -> lis
         formats.megabytes(candidate.size_bytes),
         formats.significant(candidate.peak_memory_mb),
         formats.percent(candidate.coverage_macs),
-        why(candidate, metric),
+        why(candidate, metric, (result.inventory or {}).get("isa", ())),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from report_data import CHOSEN, NAMES, RESULT, Reader
 from test_reporting import render
 
@@ -139,3 +140,26 @@ def test_an_inconclusive_verdict_says_how_many_would_tell() -> None:
     for verdict, words in zip(doubts, expected, strict=True):
         candidate = RESULT.candidates[0].model_copy(update={"verdicts": [verdict], "outcome": "inconclusive"})
         assert words in why(candidate, "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("name", "isa", "in_low_precision", "told"),
+    [
+        (
+            "int8-dynamic-pc@ort-cpu",
+            ["avx2"],
+            0.38,
+            " (no VNNI on this processor; 62% of kernel time not in low precision)",
+        ),
+        ("int8-dynamic-pc@ort-cpu", ["avx2", "avx512_vnni"], 0.38, " (62% of kernel time not in low precision)"),
+        ("int8-dynamic-pc@ort-cpu", ["avx2"], None, " (no VNNI on this processor)"),
+        ("int4-g32-rtn@ort-cpu", ["avx2"], 0.95, ""),
+        ("fp32-fused@ort-cpu", ["avx2"], 0.0, ""),
+    ],
+)
+def test_a_slow_candidate_says_why(name: str, isa: list[str], in_low_precision: float | None, told: str) -> None:
+    verdict = Verdict("speedup", "fail", 0.7, 1.05, "at_least", 0.68, 0.72, 0.95, 18)
+    other = Verdict("drop", "fail", 0.05, 0.02, "at_most", 0.04, 0.06, 0.95, 900)
+    changes = {"name": name, "verdicts": [other, verdict], "outcome": "failed", "coverage_time": in_low_precision}
+    candidate = RESULT.candidates[0].model_copy(update=changes)
+    assert why(candidate, "accuracy", isa) == f"drop above +2.00 pp; speedup below 1.05x{told}"
