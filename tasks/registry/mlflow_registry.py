@@ -127,6 +127,13 @@ def sent_once() -> Iterator[None]:
                 os.environ[_HTTP_RETRIES] = before
 
 
+# What MLflow's page of an experiment says above its runs.
+ABOUT_RUNS = (
+    "Runs of quantgate: one for each job, with one nested run for each candidate. Tags `quantgate.*` have the outcome and each "
+    "verdict; the artifacts have the report."
+)
+
+
 def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     """Return the id of an experiment, which is created if it does not exist.
 
@@ -138,7 +145,9 @@ def experiment_id(client: MlflowClient, name: str, tracking_uri: str) -> str:
     known = registry_call(client.get_experiment_by_name, name)
     if known is None:
         try:
-            return str(registry_call(client.create_experiment, name, artifact_location=artifact_location(tracking_uri)))
+            location = artifact_location(tracking_uri)
+            tags = {"mlflow.note.content": ABOUT_RUNS}
+            return str(registry_call(client.create_experiment, name, artifact_location=location, tags=tags))
         except MlflowException:  # another run may have created it at the same moment
             known = registry_call(client.get_experiment_by_name, name)
             if known is None:

@@ -45,7 +45,9 @@ def test_versions_go_to_registry_uri_and_runs_to_tracking_uri(
     """A promotion writes the version to one store and its run to the other, and a consumer loads it by the alias."""
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri(stores["registry"]))
     with connect(uri(stores["tracking"])) as client:
-        mlflow.set_experiment(experiment_id=experiment_id(client, "quantgate", uri(stores["tracking"])))
+        experiment = experiment_id(client, "quantgate", uri(stores["tracking"]))
+        assert client.get_experiment(experiment).tags["mlflow.note.content"].startswith("Runs of quantgate")
+        mlflow.set_experiment(experiment_id=experiment)
     assert promote(tmp_path, pack(tmp_path, 2.0), None, uri(stores["tracking"])) == "1"
     found = {name: rows(file) for name, file in stores.items()}
     assert found["tracking"] == dict(zip(TABLES, (1, 1, 0, 0, 0), strict=True))
