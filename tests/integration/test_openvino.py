@@ -71,7 +71,7 @@ def quantized(tiny: Tiny, folder: Path, **options: Any) -> Path:
 def test_without_the_package_every_use_is_refused(uninstalled: None, tiny: Tiny) -> None:
     uses: list[Callable[[], object]] = [
         lambda: open_runner(tiny.model, OPENVINO).__enter__(),
-        lambda: make_candidate._try(*[None] * 3, decode(CANDIDATE)),  # type: ignore[arg-type]  # refused before
+        lambda: make_candidate._try(None, decode(CANDIDATE)),  # type: ignore[arg-type]  # refused before
     ]
     for use in uses:
         with pytest.raises(CandidateRefused, match="openvino is not installed") as caught:
