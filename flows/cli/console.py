@@ -38,8 +38,8 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-# A column with texts longer than this folds, and is not made narrower; in characters.
-LEAST_FOLDED = 28
+# In characters: a column with texts longer than this folds, and is not made narrower; longer words are broken.
+LEAST_FOLDED, LONGEST_WORD = 28, 40
 # Spaces between the columns of a table.
 GAP = 2
 WIDTH_OF_A_PIPE = 120
@@ -121,17 +121,22 @@ def print_table(table: Table) -> None:
     if not table.rows:
         return
     headings, *rows = ([plain(cell) for cell in row] for row in table.rows)
-    width = None if os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE
-    console = out if out.is_terminal else Console(file=sys.stdout, width=width)
-    columns = [(heading, *cells) for heading, *cells in zip(headings, *rows, strict=True)]
-    folded = {column[0] for column in columns if any(cell_len(cell) > LEAST_FOLDED and " " in cell for cell in column)}
-    widths = [LEAST_FOLDED if column[0] in folded else max(map(cell_len, column)) for column in columns]
+    in_pipe = Console(file=sys.stdout, width=None if os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE)
+    console = out if out.is_terminal else in_pipe
+    folded, widths = set(), []
+    for at, (heading, *column) in enumerate(zip(headings, *rows, strict=True)):
+        widths.append(max(map(cell_len, (heading, *column))))
+        # The first cell is a row's name.
+        if at and widths[-1] > LEAST_FOLDED and any(" " in cell for cell in column):
+            folded.add(heading)
+            words = [cell_len(word) for cell in column for word in cell.split()]
+            widths[-1] = max(LEAST_FOLDED, min(LONGEST_WORD, max(words)))
     if sum(widths) + GAP * (len(widths) - 1) > console.width:
         _print_stacked(console, headings, rows, folded)
         return
     shown = RichTable(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        shown.add_column(escape(heading), no_wrap=heading not in folded, overflow="fold")
+    for heading, width in zip(headings, widths, strict=True):
+        shown.add_column(escape(heading), no_wrap=heading not in folded, overflow="fold", min_width=width)
     for row in rows:
         shown.add_row(*map(escape, row))
     console.print(shown)

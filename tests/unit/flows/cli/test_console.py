@@ -43,5 +43,7 @@ def test_columns_stand_side_by_side_where_they_fit(monkeypatch: pytest.MonkeyPat
     wide, narrow = (printed(monkeypatch, width, Table([HEADINGS, *ROWS])) for width in (200, 80))
     assert wide[0].split() == " ".join(HEADINGS).split()
     assert narrow[0] == ROWS[0][0] and narrow[1].split()[:2] == ["Result", "failed"]
+    named = [("Candidate", "Why"), ("int8-static-percentile-pc+smooth@ort-cpu (chosen, from store)", REASON)]
+    assert any(line.startswith(named[1][0]) for line in printed(monkeypatch, 120, Table(named))), "a name is not folded"
     small = printed(monkeypatch, 80, Table([("Part", "Why"), ("a", "b")]))
     assert small[0].split() == ["Part", "Why"] and small[1].split() == ["a", "b"]
