@@ -82,7 +82,7 @@ def dispatched(plant: Plant, job: Path) -> Answer:
 
 def by_name(answer: Answer) -> dict[str, Any]:
     """The candidates of a result."""
-    assert answer.result is not None, answer.said
+    assert answer.result is not None and answer.result["candidates"], answer.said[-3000:]
     return {candidate["name"]: candidate for candidate in answer.result["candidates"]}
 
 
