@@ -57,7 +57,8 @@ class Plant:
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     """A server with two workers of ort-cpu on this host."""
-    plant = Plant(Stack(tmp_path_factory.mktemp("plant")))
+    # On SQLite, Prefect loses calls of several programs on a busy machine: its database is locked.
+    plant = Plant(Stack(tmp_path_factory.mktemp("plant"), on_postgres=True))
     try:
         plant.stack.start_prefect()
         plant.start_worker("first")
