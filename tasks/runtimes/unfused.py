@@ -42,7 +42,7 @@ class _Wires:
         self.nodes = [node for part in graphs for node in part.node]
         self.stored = {tensor.name for part in graphs for tensor in part.initializer}
         self.outputs = {value.name for part in graphs for value in part.output}
-        self.makers = {name: node for node in self.nodes for name in node.output}
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.low = facts_of_provider(provider).low_precision
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:

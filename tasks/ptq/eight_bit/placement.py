@@ -79,7 +79,8 @@ class GraphView:
         for node in self.graph.node:
             self.producer |= dict.fromkeys(filter(None, node.output), node)
             for index, name in enumerate(node.input):
-                self.readers.setdefault(name, []).append((node, index))
+                if name:  # an input that is left out
+                    self.readers.setdefault(name, []).append((node, index))
             if bodies_of(node):
                 self.pinned.update(names_read(node))
 

@@ -78,3 +78,13 @@ def test_bodies_are_looked_into() -> None:
     body = graph_of("q: Q x -> a\nd: DQ a -> b\nr: Softmax b -> z", outputs="z")
     graph.node[0].attribute.append(helper.make_attribute("then_branch", body))
     assert find_unfused(graph, CPU) == ["q", "d"]
+
+
+def test_an_output_that_is_left_out_feeds_nothing() -> None:
+    """It has the empty name, as inputs that are left out: the operator's operands are still all dequantized."""
+    text, expected = GRAPHS["an operator without a kernel between two integer ones"]
+    graph = graph_of(text)
+    (unit,) = (node for node in graph.node if node.name == "e")
+    unit.input.append("")
+    graph.node.append(helper.make_node("GRU", ["x", "w", "v"], ["", "last"], name="gru"))
+    assert find_unfused(graph, CPU) == expected.split()
