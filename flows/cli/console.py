@@ -26,6 +26,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tasks.run.settings import prepare_environment, state_folder, written_folders
+from tasks.run.signals import signals_kept
 from tasks.service.generated_secrets import recorded_auth
 from tasks.storage.files import disk_error
 from validators.errors import EXIT_OK, InfrastructureError, Interrupted, QuantgateError
@@ -214,7 +215,8 @@ def command_line() -> str:
 def _answered(call: Callable[[], CommandAnswer | None]) -> int:
     """Print a command's answer or error, and return its exit code."""
     try:
-        answer = call()
+        with signals_kept():
+            answer = call()
         if answer is None:
             return EXIT_OK
         tell(answer)

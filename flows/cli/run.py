@@ -17,6 +17,7 @@ from flows.cli.console import ended, err, interrupted, prepared, tell_error, une
 from flows.cli.progress import show_progress
 from flows.cli.results import Files, result_parts, write_files
 from tasks.run.settings import state_folder
+from tasks.run.signals import signals_kept
 from tasks.service.embedded_server import on_server, start_server
 from validators.errors import (
     EXIT_INFRASTRUCTURE,
@@ -255,16 +256,17 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
     clock = Clock()
     job: Job | None = None
     try:
-        _check_folders(files)
-        job = load_job()
-        # The time that a demo needs to build its model is not part of the run.
-        started = time.monotonic()
-        prepared()
-        start_server()
-        with show_progress(err, job):
-            flow = load()
-            with on_server():
-                result: Result = ended(flow(job)).result(raise_on_failure=False)
+        with signals_kept():
+            _check_folders(files)
+            job = load_job()
+            # The time that a demo needs to build its model is not part of the run.
+            started = time.monotonic()
+            prepared()
+            start_server()
+            with show_progress(err, job):
+                flow = load()
+                with on_server():
+                    result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, files, job, clock)
     seconds = result.seconds

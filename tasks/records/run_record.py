@@ -30,6 +30,7 @@ from tasks.reporting.page import job_yaml
 from tasks.run.context import Run, log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import pages_address
+from tasks.run.signals import signals_kept
 from tasks.run.step import step
 from validators.calibration.judge import RANGES_FILE
 from validators.records.artifact_paths import CONFIRMATION_ROWS, JOB, RESULT
@@ -55,7 +56,7 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
     """
     record = open_run(run, kind)
     try:
-        with _system_metrics(run, record):
+        with signals_kept(), _system_metrics(run, record):
             yield record
     except PrefectSignal:
         raise

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from tasks.run.signals import signals_kept
 from validators.errors import QuantgateError
 from validators.plain_text import plain
 from validators.redact import redact
@@ -21,15 +22,19 @@ class Redacted(Exception):
 
 
 def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outcome]:
-    """Return the function with secrets redacted from its errors: Prefect stores an error's text as the message of a state.
+    """Return the function with secrets redacted from its errors, and with signals as what they are.
 
-    The texts of quantgate's own errors are redacted when they are created.
+    Prefect stores an error's text as the message of a state. The texts of quantgate's own errors are redacted when they are
+    created.
     """
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
         try:
-            return function(*args, **kwargs)
+            with signals_kept() as raised:
+                outcome = function(*args, **kwargs)
+            if raised:  # a library went on as if nothing had happened
+                raise raised[0]
         except QuantgateError:
             raise
         except Exception as error:
@@ -37,6 +42,7 @@ def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outc
             if redact(told) == told and redact(repr(error)) == repr(error):
                 raise
             raise Redacted(redact(told)).with_traceback(error.__traceback__) from None
+        return outcome
 
     return call
 
