@@ -8,11 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from conftest import Tiny
 from rich.console import Console
 
+from flows.cli import run
 from flows.cli.progress import Progress, show_progress
 from tasks.run.progress_events import (
     BASELINE,
@@ -27,6 +29,7 @@ from tasks.run.progress_events import (
     watch_stages,
 )
 from tasks.run.step import step
+from validators.errors import JobError
 from validators.job.read_job import parse_job
 
 
@@ -179,3 +182,22 @@ def test_terminal_shows_stage_below_lines_and_file_lines_alone(tiny: Tiny) -> No
     assert "calibrated" in terminal and "make int8-static-minmax-pc@ort-cpu  00:00" in terminal
     assert "0 of 1 made" in terminal and "left" not in terminal
     assert [line.split("s  ", 1)[1] for line in file.splitlines()] == ["calibrated"]
+
+
+def test_a_run_says_that_it_starts_before_it_loads(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect and the libraries take seconds: they are a stage, and a line in a pipe."""
+    started: list[str] = []
+    pipe = io.StringIO()
+    monkeypatch.setattr(run, "err", Console(file=pipe, width=200))
+    monkeypatch.setattr(run, "prepared", lambda: started.append(pipe.getvalue()))
+    monkeypatch.setattr(run, "start_server", lambda: None)
+    job = parse_job(tiny.job(source="models:/tiny/1", target="ort-cpu"), base=Path())
+    seen: list[tuple[str, bool]] = []
+
+    def load() -> NoReturn:
+        raise JobError(found="nothing", expected="a flow", fix="none")
+
+    with watch_stages(lambda stage, begins: seen.append((stage.name, begins))):
+        run._follow(lambda: job, {}, load)
+    assert "models:/tiny/1 for ort-cpu: starting Prefect and loading the libraries" in started[0]
+    assert seen == [(run.START, True), (run.START, False)]
