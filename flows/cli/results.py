@@ -20,10 +20,10 @@ Files = dict[FileOption, Path | None]
 def result_parts(result: Result) -> list[str | Table]:
     """Return the table of candidates, or of checks if there are none, followed by the outcome and links."""
     # Imported here, because it loads half of the report's modules.
-    from tasks.reporting.markdown import terminal_rows
+    from tasks.reporting.markdown import sentence, terminal_rows
 
     parts: list[str | Table] = [Table(terminal_rows(result))]
-    parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
+    parts.append(sentence(result))
     winner = result.winner
     parts += [f"answers:   {one}" for one in generations_of(winner.latencies)] if winner else []
     if result.baseline and result.baseline.warning:

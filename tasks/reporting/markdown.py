@@ -21,7 +21,8 @@ def verdict_markdown(result: Result) -> str:
 
     After a recovery, the noisiest parts follow.
     """
-    parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
+    label, _, reason = sentence(result).partition(": ")
+    parts = [f"**{as_markdown(label)}**" + (f": {as_markdown(reason)}" if reason else "")]
     if result.baseline is not None and result.baseline.warning:
         parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
     parts += [f"**left out**: {as_markdown(str(absent))}" for absent in result.absent_engines if not absent.for_source]
@@ -53,6 +54,13 @@ def verdict_markdown(result: Result) -> str:
         if noisiest := parts_table(result.recovery, NOISIEST_PARTS):
             parts.append(noisiest.markdown())
     return "\n\n".join(parts) + "\n"
+
+
+def sentence(result: Result) -> str:
+    """Return the outcome and its reason; the reasons of some outcomes name these themselves."""
+    if result.outcome in ("no_variant", "accepted", "refused"):
+        return result.reason
+    return f"{result.outcome.replace('_', ' ')}: {result.reason}"
 
 
 def headline(result: Result) -> list[str]:

@@ -24,6 +24,7 @@ from tasks.run.progress_events import (
     MAKE,
     MEASURE,
     PROBE,
+    WAIT,
     Stage,
     stage,
     watch_stages,
@@ -88,6 +89,25 @@ def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
     assert progress.seconds_left() == pytest.approx(6 + 3)
     progress.changed(Stage(CONFIRM, CONFIRM), begins=False)
     assert progress.seconds_left() == pytest.approx(3)
+
+
+def test_time_left_names_the_wait_for_a_quiet_machine(clock: Clock) -> None:
+    """From the first pause to the end of the measurement, also while it tries again."""
+    progress = Progress({"ort-cpu": 1}, timing_seconds=10.0)
+    events = [(Stage(BASELINE, "b"), 2.0), (Stage(MAKE, "a"), 2.0)]
+    for one, seconds in events:
+        progress.changed(one, begins=True)
+        clock.now += seconds
+        progress.changed(one, begins=False)
+    measuring, waiting = Stage(MEASURE, "measure a"), Stage(WAIT, "up to 4:32 of waiting for a quiet machine")
+    progress.changed(measuring, begins=True)
+    progress.changed(waiting, begins=True)
+    progress.changed(waiting, begins=False)
+    line, below = progress.lines()
+    assert line.endswith("about 00:23 left and up to 4:32 of waiting for a quiet machine")
+    assert below == ["measure a  00:00"]
+    progress.changed(measuring, begins=False)
+    assert progress.lines()[0].endswith("about 00:13 left")
 
 
 def test_time_left_of_a_race(clock: Clock) -> None:
