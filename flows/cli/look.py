@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -102,26 +102,36 @@ def status(
 
 
 def report(
-    run: RecordedRun,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="MLflow run id, a prefix of it, or `last`.", autocompletion=known_runs),
+    ] = None,
     path: PageFile = None,
     open_: OpenPage = False,
 ) -> CommandAnswer:
-    """Fetch the report of a recorded run.
+    """Fetch the report of a recorded run, or write a page of all runs.
 
     The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
 
     Example: quantgate report last --open
     """
     prepared()
+    from tasks.records.list_runs import list_runs
     from tasks.records.run_lookup import fetch_report, find_recorded
 
+    found: Any
     with registry() as client:
-        found = find_recorded(client, run)
-        page = (path or state_folder() / "reports" / found.id / "report.html").resolve()
-        fetch_report(client, found, page)
+        if run is None:
+            page = (path or state_folder() / "reports" / "index.html").resolve()
+            found = {"runs": list_runs(client, page)}
+        else:
+            recorded = find_recorded(client, run)
+            page = (path or state_folder() / "reports" / recorded.id / "report.html").resolve()
+            fetch_report(client, recorded, page)
+            found = {"run": recorded}
     if open_:
         _open(page)
-    return CommandAnswer({"run": found, "report": page}, (str(page),))
+    return CommandAnswer(found | {"report": page}, (str(page),))
 
 
 def compare(

@@ -279,14 +279,13 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
                 result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, files, job, clock)
-    seconds = result.seconds
-    total = time.monotonic() - started
-    # The user also waits for the command and for Prefect to start.
-    overhead = seconds.overhead + total - seconds.total
-    seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
-    result = result.model_copy(update={"seconds": seconds})
     write_files(result, files)
-    return CommandAnswer(result, result_parts(result), EXIT_CODES[result.outcome])
+    beside = time.monotonic() - started - result.seconds.total
+    return CommandAnswer(
+        result,
+        [*result_parts(result), f"           and {beside:.1f} to start, to write the report and to record it"],
+        EXIT_CODES[result.outcome],
+    )
 
 
 def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:

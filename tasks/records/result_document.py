@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tasks.records.candidate_result import conclude_candidate, finite
 from tasks.run.clock import Clock
@@ -45,7 +44,6 @@ class Findings:
     champion_before: Champion | None = None
     sign_off: SignOff | None = None
     champion: Champion | None = None
-    report: Path | None = None
     footprint: FootprintResult | None = None
     sealed: bool = False
 
@@ -273,7 +271,6 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         recovery=findings.recovery,
         sign_off=findings.sign_off,
         champion=findings.champion,
-        report=str(findings.report) if findings.report else None,
         footprint=findings.footprint,
         seconds=clock.seconds(),
     )

@@ -77,7 +77,7 @@ def headline(result: Result) -> list[str]:
     if told.speedup_p50:
         words.append(f"{formats.speedup(told.speedup_p50.value)} as fast")
     if told.metric_drop:
-        words.append(f"{metric_of(result)} {formats.metric_drop(-told.metric_drop.value, metric_of(result))}")
+        words.append(f"{metric_of(result)} drop {formats.metric_drop(told.metric_drop.value, metric_of(result))}")
     return words
 
 

@@ -81,6 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "status": ["status", "--json"],
         "status of the model": ["status", "tiny-quantized"],
         "status of another": ["status", "fraud"],
+        "all runs": ["report", "--json"],
         "compare one": ["compare", "last", "last"],
         "compare nobody": ["compare", "last", "0" * 32],
         "rollback": ["rollback", "tiny", "--target", "ort-cpu", "--to", "0", "--json"],
@@ -127,6 +128,24 @@ def test_runs_compare_by_what_is_recorded_of_them(world: tuple[Path, dict[str, A
     text = html.unescape(page.read_text())
     assert all(document(answers[name])["reason"] in text for name in ("trial", "promote", "file"))
     assert all(f"quantgate report {run.id}" in text for run in runs)
+
+
+def test_the_page_of_all_runs_leads_to_their_reports(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    found = document(answers["all runs"])
+    page = root / "state" / "reports" / "index.html"
+    assert found["report"] == str(page)
+    links = re.findall(r'href="([^"#]+)"', page.read_text())
+    assert len(links) == len([run for run in found["runs"] if run["outcome"]]) >= 4
+    for name in ("file", "trial", "promote"):
+        told = document(answers[name])
+        report = Path(told["report"])
+        assert f"{report.parent.name}/report.html" in links
+        text = html.unescape(report.read_text())
+        assert f"{told['seconds']['total']:.1f} s in all" in text, "one time for one run"
+        assert (
+            (page.parent / report.parent.name / next(iter(re.findall(r'href="(\.\.[^"]+)"', text)))).resolve().exists()
+        )
 
 
 def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path, dict[str, Answer]]) -> None:
