@@ -20,6 +20,7 @@ Files = dict[FileOption, Path | None]
 def result_parts(result: Result) -> list[str | Table]:
     """Return the table of candidates, or of checks if there are none, followed by the outcome and links."""
     # Imported here, because it loads half of the report's modules.
+    from tasks.reporting import formats
     from tasks.reporting.markdown import sentence, terminal_rows
 
     parts: list[str | Table] = [Table(terminal_rows(result))]
@@ -38,7 +39,8 @@ def result_parts(result: Result) -> list[str | Table]:
         parts.append(f"report:    {result.report}")
     seconds = result.seconds
     steps = ", ".join(f"{step} {value:.1f}" for step, value in seconds.by_step.items() if value >= 0.05)
-    return [*parts, f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"]
+    total, overhead = map(formats.seconds, (seconds.total, seconds.overhead))
+    return [*parts, f"seconds:   {total} in all, {overhead} overhead ({steps})"]
 
 
 def write_files(result: Result, files: Files) -> None:

@@ -29,6 +29,7 @@ from tasks.champion.promotable import check_promotable
 from tasks.records.compare import compare_runs
 from tasks.records.run_lookup import Recorded, fetch_report, find_recorded, latest, recorded_job
 from tasks.registry.mlflow_registry import connect
+from tasks.reporting import formats
 from validators.errors import JobError
 from validators.job.read_job import read_job
 from validators.targets import facts_of
@@ -142,7 +143,7 @@ def test_the_page_of_all_runs_leads_to_their_reports(world: tuple[Path, dict[str
         report = Path(told["report"])
         assert f"{report.parent.name}/report.html" in links
         text = html.unescape(report.read_text())
-        assert f"{told['seconds']['total']:.1f} s in all" in text, "one time for one run"
+        assert f"{formats.seconds(told['seconds']['total'])} s in all" in text, "one time for one run"
         assert (
             (page.parent / report.parent.name / next(iter(re.findall(r'href="(\.\.[^"]+)"', text)))).resolve().exists()
         )
