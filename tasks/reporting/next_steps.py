@@ -52,7 +52,13 @@ def next_steps(result: Result, job: Job | None, run: str = "") -> list[NextStep]
             ),
             NextStep("Look for drift in its traffic; the job needs a `watch`", "quantgate watch"),
         ]
-    if result.outcome == "winner" and not job.source_is_file:
+    if result.outcome == "winner" and job.source_is_file:
+        return [
+            NextStep(
+                "Register the model in MLflow, and run the job with its `models:/` address: files are not promoted"
+            )
+        ]
+    if result.outcome == "winner":
         return [NextStep("Promote it; finished work is kept", join(["quantgate", "promote", run[:_SHORT]]))]
     if result.outcome not in ("no_variant", "error"):
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from tasks.reporting.next_steps import next_steps
 from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
 from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
+from tasks.reporting.tables import ReportTable
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
@@ -58,11 +60,13 @@ def render_page(
     trials: Iterable[Trial] = (),
     pictures: Pictures = NO_PICTURES,
     about: About = NO_RUN,
+    worst: Mapping[str, ReportTable] = MappingProxyType({}),
 ) -> str:
     """Render the report as one HTML document.
 
     `trials` add facts that the result document omits (session settings, notes). `pictures` come from `draw_pictures` and are
-    the only unescaped text. A run that ended early may lack the job, pictures or candidates.
+    the only unescaped text; `worst` is the table of the samples that became worse, by candidate. A run that ended early may
+    lack the job, pictures or candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -81,7 +85,10 @@ def render_page(
         memory=memory_table(result),
         verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
-        candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
+        candidates=[
+            _details(one, by_name.get(one.name), metric_of(result)) | {"worst": worst.get(one.name)}
+            for one in result.candidates
+        ],
         checks=checks_table(result.calibration),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
