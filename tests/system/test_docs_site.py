@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # The corner above names of rows is empty in many tables; screen readers tell the row by its first cell.
 WITHOUT = ("empty-table-header",)
 # One of each: tables and links, code of each kind, generated pages with links in code, a picture, a box with a warning.
-LOOKED_AT = ("index", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
+LOOKED_AT = ("index", "install", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
 
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
