@@ -46,7 +46,9 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         subprocess.run(command, check=True, capture_output=True)
     (wheel,) = (root / "dist").iterdir()
-    subprocess.run([*pip, "--python", str(made), "install", *no_index, str(wheel)], check=True, capture_output=True)
+    # A checkout on PYTHONPATH counts as installed.
+    install = [*pip, "--python", str(made), "install", *no_index, "--ignore-installed", str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
     return made
 
 
