@@ -13,12 +13,12 @@ from urllib.request import urlopen
 from rich.console import Console
 
 from tasks.registry.mlflow_runs import EXPERIMENT
-from tasks.run.settings import artifact_location, tracking_uri
+from tasks.run.settings import artifact_location, beside_the_packages, tracking_uri
 from tasks.service.generated_secrets import access_file, prefect_auth, secret
 from tasks.service.prefect_app import SIGN_IN
 from tasks.service.processes import HOST, Program, Programs
 
-RECEIVER = Path(__file__).resolve().parents[2] / "infra" / "receiver"
+RECEIVER = beside_the_packages("infra/receiver")
 # Called with the addresses once all programs are up.
 Ready = Callable[[Mapping[str, object]], None]
 _JOBS_README = (
@@ -50,10 +50,9 @@ def serve_all(
     }
     programs = [mlflow_server(state, mlflow_port), prefect_server(state, prefect_port)]
     programs += [quantgate("Deploy", ("deploy",), service, ends=True)]
-    if RECEIVER.is_dir():
-        url = f"http://{HOST}:{receiver_port}/webhook"
-        programs += [receiver(state, receiver_port, signed)]
-        programs += [quantgate("Webhook", ("webhook", url), signed, ends=True)]
+    url = f"http://{HOST}:{receiver_port}/webhook"
+    programs += [receiver(state, receiver_port, signed)]
+    programs += [quantgate("Webhook", ("webhook", url), signed, ends=True)]
     programs += [quantgate("Worker", ("worker",), service)]
     _run(state, programs, console, ready)
 
