@@ -20,6 +20,7 @@ from tasks.reporting.details import (
     latencies_table,
     load_code,
     measured_facts,
+    nodes_table,
     slices_table,
     tell_flips,
 )
@@ -155,6 +156,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "flips": tell_flips(candidate),
         "gates": gates_table(candidate.name, candidate.verdicts, metric),
         "slices": slices_table(candidate, metric),
+        "nodes": nodes_table(candidate.name, trial.coverage) if trial and trial.coverage else None,
         "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
         "made": _made(trial, trial.variant) if trial and trial.variant else [],

@@ -34,11 +34,11 @@ from report_data import (
 )
 
 from tasks.reporting import formats, markdown, page, parts, rows
-from tasks.reporting.details import coverage_facts
+from tasks.reporting.details import coverage_facts, nodes_table
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.job.read_job import parse_job
 from validators.records import run as records
-from validators.records.measurements import KernelTime
+from validators.records.measurements import KernelTime, MultipliedNode
 from validators.records.result import CalibrationResult, ErrorResult, Result
 from validators.records.run import ChampionResult, CheckResult, RefusalResult, SourceResult
 from validators.records.verdicts import RankedPart, Recovery, Verdict
@@ -171,6 +171,16 @@ def test_the_page_says_which_run_it_is_of() -> None:
     assert "ort-cpu · 2026-11-28 10:00 UTC · 84.2 s</p>" in text and "84.2 s in all" in text
     assert '<a href="http://127.0.0.1:5000/#/runs/ab12" rel="noreferrer">ab12</a>' in text
     assert "<dd>x</dd>" in text and "data:text/html" not in text
+
+
+def test_every_node_stands_with_its_kernel_and_precision() -> None:
+    nodes = (MultipliedNode("first", "QGemm", 300), MultipliedNode("head", "Gemm", 90), MultipliedNode("rest", "", 10))
+    coverage = records.Coverage({"QGemm": 300, "Gemm": 90}, ("QGemm",), ("head",), (), products=nodes)
+    table = nodes_table("a", coverage)
+    assert table.texts()[:2] == [("first", "QGemm", "low", "75.0"), ("head", "Gemm", "float", "22.5")]
+    assert not nodes_table("a", replace(coverage, products=()))
+    shown = page.render_page(RESULT, JOB, [replace(each, coverage=each.coverage and coverage) for each in TRIALS])
+    assert "Every node that multiplies" in shown and '<th scope="row">head</th>' in shown
 
 
 def test_a_page_warns_of_disturbed_timing() -> None:
