@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
+import yaml
 from numpy.typing import NDArray
 
-from flows.cli.init_data import STEMS, JobData, data_lines, quoted
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
@@ -18,9 +19,10 @@ from validators.job.recipe_words import describe
 from validators.plain_text import one_line
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.run import AbsentEngine
+from validators.samples.data_advice import listed
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
-from validators.samples.guess_inputs import guess_inputs
+from validators.samples.guess_inputs import LABEL, STEMS, JobData, guess_inputs
 from validators.targets import baselines_of, facts_of, is_on_gpu
 
 _DIM = 128
@@ -34,6 +36,8 @@ _TEXT = 'text: {decoding: ctc, vocabulary: vocabulary.txt, separator: ""}  # CHE
 
 # Kinds of metrics, as they are listed.
 _KINDS = ("classes tags", "cells", "boxes", "values", "embeddings rankings", "windows", "text", "noise")
+# Text that needs no quotes in YAML, unless it reads as another value, such as `no`.
+_PLAIN = re.compile(r"(models:)?[A-Za-z0-9_./@+-]+")
 _TEMPLATE = """\
 # Job for {uri} on the target {target}.
 # Generated from the model's metadata. Review the lines marked CHECK{make}, then run
@@ -109,9 +113,9 @@ def job_skeleton(
     feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
         uri=one_line(facts.uri),
-        source=quoted(facts.uri),
+        source=_quoted(facts.uri),
         make="" if STEMS.keys() <= data.files.keys() else ", make the data files that are missing",
-        data="\n".join(data_lines(data, labelled=labelled)),
+        data="\n".join(_data_lines(data, labelled=labelled)),
         target=target,
         baseline=_baseline_line(*baselines_of(target)),
         file=one_line(file),
@@ -127,7 +131,7 @@ def job_skeleton(
         arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
         inputs=_input_lines(settings, facts.inputs),
         others=fill(f"Others: {_others()}.", 120, initial_indent="# ", subsequent_indent="# "),
-        metric=quoted(metric),
+        metric=_quoted(metric),
         metric_why=one_line(why),
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
@@ -139,6 +143,34 @@ def job_skeleton(
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples, generates=generates),
     )
+
+
+def _quoted(text: str) -> str:
+    """Return the text as YAML reads it back, in quotes only where they are needed.
+
+    >>> _quoted("models:/fraud/3"), _quoted("no"), _quoted("a b")
+    ('models:/fraud/3', '"no"', '"a b"')
+    """
+    return text if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text else json.dumps(text)
+
+
+def _data_lines(data: JobData, *, labelled: bool) -> list[str]:
+    """Return the lines of the job for the two files and the label; a line that is not certain is marked CHECK."""
+    lines = []
+    for role in STEMS:
+        name = data.files.get(role, f"{role}.npz")
+        mark = "  # found beside the job or the model" if role in data.found else ""
+        mark = "  # CHECK" if role not in data.files else mark
+        mark = f"  # CHECK: {data.faults[role]}" if role in data.faults else mark
+        lines.append(f"  {role}: {_quoted(name)}{mark}")
+    if data.label is None and labelled:
+        lines.append(f"  label: {LABEL}  # CHECK: the name of the array that holds the labels")
+    elif data.label is not None and (labelled or data.label != LABEL):
+        choice = (
+            f"  # CHECK: or one of {one_line(listed(data.others))}; name the rest in `ignore`, `slices` or `groups`"
+        )
+        lines.append(f"  label: {_quoted(data.label)}{choice if data.others else ''}")
+    return lines
 
 
 def _others() -> str:

@@ -230,14 +230,13 @@ def init(
     _check_new(path)
     prepared()
     from flows.cli.init import job_skeleton
-    from flows.cli.init_data import look_at_data
     from tasks.engines.catalog import absent_engines, without_unsuited_engines
     from tasks.evidence.flavors import WITH_PROGRAM
     from tasks.evidence.model_facts import describe_file, describe_model
     from tasks.measure.inventory import take_inventory
     from validators.job.read_job import parse_job
     from validators.samples.feeds import unchecked_feeds
-    from validators.samples.guess_inputs import guess_inputs
+    from validators.samples.guess_inputs import guess_inputs, look_at_data
     from validators.targets import facts_of
     from validators.untrusted.bounded_yaml import load_yaml
 
