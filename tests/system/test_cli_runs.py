@@ -55,7 +55,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "no run": ["report", "last"],
         "gone": ["run", gone, "--json"],
         "without a report": ["report", "last", "--json"],
-        "init": ["init", "models:/tiny/1", "--out", new],
+        "init": ["init", "models:/tiny/1", "--out", new, "--target", "ort-cpu"],
         "init file": ["init", str(tiny.model), "--out", f"{root}/of-a-file.yaml"],
         "init no file": ["init", f"{root}/none.onnx", "--out", f"{root}/no.yaml"],
         "init again": ["init", "models:/tiny/1", "--out", new],
@@ -299,6 +299,7 @@ def test_init_writes_a_job_that_reads_and_whose_data_is_accepted(world: tuple[Pa
     )
     assert all(name in answers["candidates"].out for name in job.candidate_names)
     assert document(answers["validate"])["source"]["version"] == "1"
+    assert "evaluation: evaluation.npz  # found beside the job or the model\n" in text
     assert answers["init file"].code == 0, answers["init file"].said
     of_file = read_job(root / "of-a-file.yaml")
     assert Path(of_file.source).name == "tiny.onnx" and Path(of_file.source).is_file()
