@@ -163,6 +163,8 @@ def _data_lines(data: JobData, *, labelled: bool) -> list[str]:
         mark = "  # CHECK" if role not in data.files else mark
         mark = f"  # CHECK: {data.faults[role]}" if role in data.faults else mark
         lines.append(f"  {role}: {_quoted(name)}{mark}")
+    if data.columns:
+        lines.append(f"  columns: {_quoted(data.columns)}  # made of the columns in their order")
     if data.label is None and labelled:
         lines.append(f"  label: {LABEL}  # CHECK: the name of the array that holds the labels")
     elif data.label is not None and (labelled or data.label != LABEL):

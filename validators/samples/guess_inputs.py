@@ -31,7 +31,8 @@ class JobData:
     """Data files of a job: their names in it by role, and the reason why one does not fit the model.
 
     `found` are the roles whose files nobody named. `label` is the array that holds the labels; `others` are the further arrays
-    that are no inputs, so that the choice is open. `labels` are those of the evaluation data.
+    that are no inputs, so that the choice is open. `labels` are those of the evaluation data. `columns` is the input that the
+    columns of a table make.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class JobData:
     label: str | None = None
     others: Sequence[str] = ()
     labels: NDArray[Any] | None = None
+    columns: str | None = None
 
 
 def guess_inputs(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, InputSettings]:
@@ -138,12 +140,26 @@ def look_at_data(given: Mapping[str, str], folders: Collection[Path], base: Path
     extra = [name for name in shown if name not in {*inputs, MASK} and (name == LABEL or inputs <= set(shown))]
     label = LABEL if LABEL in extra else next(iter(extra), None)
     others = tuple(name for name in extra if name != label)
-    labels = None
-    for role in names:
+    # The table of a classifier has a column for each number of its one input.
+    missing = [name for name in inputs if name not in shown]
+    columns = missing[0] if len(missing) == 1 and names else None
+    labels, unfit = _load({role: local[role] for role in names}, feeds, label or LABEL, others, columns)
+    if columns and unfit:
+        columns = None
+        labels, unfit = _load({role: local[role] for role in names}, feeds, label or LABEL, others, None)
+    return JobData(files, faults | unfit, found, label, others, labels, columns)
+
+
+def _load(
+    files: Mapping[str, Path], feeds: Feeds, label: str, ignore: tuple[str, ...], columns: str | None
+) -> tuple[NDArray[Any] | None, dict[str, str]]:
+    """Return the labels of the evaluation data, and by role why a file does not fit."""
+    labels, faults = None, {}
+    for role, path in files.items():
         try:
-            samples = load_samples(local[role], feeds, label=label or LABEL, role=role, ignore=others)
+            samples = load_samples(path, feeds, label=label, role=role, ignore=ignore, columns=columns)
         except DataError as error:
             faults[role] = one_line(f"{error.found}; {error.fix}")
         else:
             labels = samples.labels if role == "evaluation" else labels
-    return JobData(files, faults, found, label, others, labels)
+    return labels, faults

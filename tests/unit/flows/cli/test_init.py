@@ -267,6 +267,22 @@ def test_data_that_does_not_fit_is_named_with_the_fix(place: Path) -> None:
     assert "check evaluation data: " in done.output and read_job(place / "job.yaml")
 
 
+def test_the_columns_of_tables_make_the_one_input(place: Path) -> None:
+    """As a data frame with its labels is written: nothing is left to edit."""
+    arrays = tiny_samples(64, 5)
+    header = ",".join([*(f"f{number}" for number in range(64)), "label"])
+    for name in ("train.csv", "test.csv"):
+        rows = [",".join([*map(str, row), str(label)]) for row, label in zip(arrays["x"], arrays["label"], strict=True)]
+        (place / name).write_text("\n".join([header, *rows]))
+    text, done = init(place)
+    assert "  columns: x  # made of the columns in their order\n  label: label\n" in text, done.output
+    job = read_job(place / "job.yaml")
+    assert (job.data.columns, job.metric) == ("x", "accuracy") and "CHECK: logits" not in text
+    inputs = describe_file(place / "m.onnx").inputs
+    samples = load_samples(place / "test.csv", inputs, label="label", role="evaluation", columns=job.data.columns)
+    np.testing.assert_allclose(samples.inputs["x"], arrays["x"])
+
+
 @pytest.mark.parametrize("options", [("--metric", "acuracy"), ("--calibration", "none.npz")])
 def test_a_metric_or_file_that_does_not_exist_writes_nothing(place: Path, options: tuple[str, ...]) -> None:
     text, done = init(place, *options)
