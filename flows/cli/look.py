@@ -111,7 +111,7 @@ def report(
     path: PageFile = None,
     open_: OpenPage = False,
 ) -> CommandAnswer:
-    """Fetch the report of a recorded run, or write a page of all runs.
+    """Fetch the report of a run, or list all runs.
 
     The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
 
