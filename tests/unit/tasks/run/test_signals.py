@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +42,7 @@ def build_a_validator(number: int) -> None:
     class Named(type):
         @property
         def __name__(cls) -> str:  # type: ignore[override]  # a string when read, as in `type`
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             return "Built"
 
     class Built(metaclass=Named):
@@ -54,7 +53,7 @@ def build_a_validator(number: int) -> None:
 
 def swallow(number: int) -> None:
     with contextlib.suppress(BaseException):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
 
 
 def test_pydantic_makes_an_error_of_its_own(number: int) -> None:
