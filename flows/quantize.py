@@ -97,8 +97,10 @@ def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device:
         if not findings.sealed:
             seal_evidence(run, record, findings)
         findings = replace(findings, footprint=run.footprint.read())
-        page = publish_report(run, record, findings, conclude(job, findings, run.clock))
-        result = conclude(job, replace(findings, report=page), run.clock)
+        result = conclude(job, findings, run.clock)
+        page = publish_report(run, record, findings, result)
+        # The figures of the page, with its path.
+        result = result.model_copy(update={"report": str(page)})
         close_run(run, record, result, page)
     return result
 
@@ -114,8 +116,9 @@ def validate(job: Job) -> State[Result]:
     run = gather_inputs(start_run(job))
     with recorded(run, "validation") as record:
         findings = judge_evidence(run, record)
-        page = publish_report(run, record, findings, conclude_validation(job, findings, run.clock))
-        result = conclude_validation(job, replace(findings, report=page), run.clock)
+        result = conclude_validation(job, findings, run.clock)
+        page = publish_report(run, record, findings, result)
+        result = result.model_copy(update={"report": str(page)})
         close_run(run, record, result, page)
     return state_of(result)
 

@@ -8,8 +8,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from tasks.service.registry_retention import RetentionOutcome, delete_all, list_kept, publish_kept, tell_kept
+from tasks.service.registry_retention import RetentionOutcome, tell_kept
 from tasks.service.retention_policy import Policy
+from tasks.service.retention_steps import delete_all, list_kept, publish_kept
 
 Versions = Annotated[int, Field(ge=1, le=10_000, description="Newest versions to keep per model and target.")]
 Days = Annotated[int, Field(ge=1, le=36_500, description="Keep whatever was made or last used within so many days.")]

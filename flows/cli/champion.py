@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.console import ended, prepared, target_option
+from tasks.service.embedded_server import on_server, start_server
 from validators.errors import EXIT_INFRASTRUCTURE, EXIT_OK
 from validators.records.answer import CommandAnswer, Table
 
@@ -111,8 +112,9 @@ def watch(
 
     # Reject a wrong name before Prefect starts, which takes seconds.
     watched_jobs(job)
-
-    state = ended(flow(job, return_state=True))
+    start_server()
+    with on_server():
+        state = ended(flow(job, return_state=True))
     code = EXIT_OK if state.is_completed() else EXIT_INFRASTRUCTURE
     return CommandAnswer({"looks": state.result(raise_on_failure=False)}, (state.message,), code)
 
@@ -134,9 +136,19 @@ def retention(
     Example: quantgate retention --older-than-days 90
     """
     prepared()
-    from flows.retention import retention as flow
+    if delete:
+        start_server()
+        from flows.retention import retention as flow
 
-    state = ended(flow(keep_versions, older_than_days, delete, return_state=True))
-    goes = [fate for fate in state.result().fates if fate.goes]
+        with on_server():
+            state = ended(flow(keep_versions, older_than_days, delete, return_state=True))
+        kept, told = state.result(), state.message
+    else:
+        from tasks.service.registry_retention import list_kept, tell_kept
+        from tasks.service.retention_policy import Policy
+
+        kept = list_kept(Policy(keep_versions=keep_versions, older_than_days=older_than_days))
+        told = tell_kept(kept, deleted=False)
+    goes = [fate for fate in kept.fates if fate.goes]
     lines = [f"{fate.kind:9}{fate.name}: {fate.reason}" for fate in goes]
-    return CommandAnswer({"deleted": delete, "goes": goes, "told": state.message}, (*lines, state.message))
+    return CommandAnswer({"deleted": delete, "goes": goes, "told": told}, (*lines, told))

@@ -117,13 +117,13 @@ def say(line: str) -> None:
     out.print(plain(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def print_table(table: Table) -> None:
+def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table without a frame, or row by row if its columns do not fit; no cell is cropped."""
     if not table.rows:
         return
     headings, *rows = ([plain(cell) for cell in row] for row in table.rows)
     in_pipe = Console(file=sys.stdout, width=None if os.environ.get("COLUMNS") else WIDTH_OF_A_PIPE)
-    console = out if out.is_terminal else in_pipe
+    console = console or (out if out.is_terminal else in_pipe)
     folded, widths = set(), []
     for at, (heading, *column) in enumerate(zip(headings, *rows, strict=True)):
         widths.append(max(map(cell_len, (heading, *column))))
@@ -148,11 +148,16 @@ def _print_stacked(console: Console, headings: list[str], rows: list[list[str]],
     for name, *cells in rows:
         console.print(Text(name, style="bold", overflow="fold"))
         told = [(heading, cell) for heading, cell in zip(headings[1:], cells, strict=True) if cell]
-        lines = [[pair for pair in told if pair[0] not in folded], *([pair] for pair in told if pair[0] in folded)]
-        for pairs in lines:
-            line = Text("   ").join(Text.assemble((f"{heading} ", "dim"), cell) for heading, cell in pairs)
-            if line:
-                console.print(Padding(line, (0, 0, 0, 2)))
+        lines: list[list[Text]] = [[]]
+        for heading, cell in [pair for pair in told if pair[0] not in folded]:
+            shown = Text.assemble((f"{heading} ", "dim"), cell)
+            # No figure is parted from its heading.
+            if lines[-1] and sum(one.cell_len + 3 for one in lines[-1]) + shown.cell_len + 2 > console.width:
+                lines.append([])
+            lines[-1].append(shown)
+        lines += [[Text.assemble((f"{heading} ", "dim"), cell)] for heading, cell in told if heading in folded]
+        for line in filter(None, lines):
+            console.print(Padding(Text("   ").join(line), (0, 0, 0, 2)))
 
 
 def tell_error(error: QuantgateError) -> None:

@@ -11,8 +11,7 @@ from tasks.demo import image, language, text
 from tasks.demo.registry import register
 from tasks.evidence.flavors import need_libraries
 from tasks.run.context import log
-from tasks.run.settings import tracking_uri
-from validators.errors import InfrastructureError
+from tasks.run.settings import beside_the_packages, tracking_uri
 from validators.targets import facts_of
 
 DemoKind = Literal["text", "image", "llm"]
@@ -24,7 +23,7 @@ NEEDS: dict[DemoKind, tuple[tuple[str, ...], str, str]] = {
     "image": (("safetensors",), "demo", "the image demo"),
     "llm": (("transformers", "onnxruntime_genai", "gguf"), "genai", "the language demo"),
 }
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = beside_the_packages("examples")
 
 
 def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -> Path:
@@ -37,13 +36,6 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
         InfrastructureError: an asset cannot be fetched, or the registry does not answer.
         SourceError: the demo's libraries are not installed.
     """
-    example = EXAMPLES / f"{kind}.yaml"
-    if not example.exists():
-        raise InfrastructureError(
-            found=f"{example} does not exist",
-            expected="a checkout of quantgate",
-            fix="run the demo from a clone of the repository",
-        )
     libraries, extra, title = NEEDS[kind]
     need_libraries(libraries, extra, title)
     state.mkdir(parents=True, exist_ok=True)
@@ -53,7 +45,7 @@ def prepare_demo(state: Path, kind: DemoKind = "text", *, every: bool = False) -
     figures = ", ".join(f"{key} {value}" for key, value in sorted(built.notes.items()))
     log.info("demo: %s is registered as %s (%s)", built.name, uri, figures)
     _link(state / "demo" / kind, built.calibration_path.parent)
-    job = yaml.safe_load(example.read_text(encoding="utf-8")) | {"source": uri}
+    job = yaml.safe_load((EXAMPLES / f"{kind}.yaml").read_text(encoding="utf-8")) | {"source": uri}
     job["data"] |= {"calibration": str(built.calibration_path), "evaluation": str(built.evaluation_path)}
     if every:
         job["candidates"] = "wide" if kind == "llm" else [*facts_of(job["target"]).default_candidates, BUILT_ONLY]

@@ -6,18 +6,23 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from textwrap import fill
+from typing import Any
+
+import yaml
+from numpy.typing import NDArray
 
 from tasks.evidence.model_facts import ModelFacts
 from validators.job.candidate_name import decode
 from validators.job.job_data import InputSettings
-from validators.job.metric_facts import METRICS
+from validators.job.metric_facts import METRICS, metric_facts
 from validators.job.recipe_words import describe
 from validators.plain_text import one_line
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.run import AbsentEngine
+from validators.samples.data_advice import listed
 from validators.samples.datasets import TensorSpec
 from validators.samples.feeds import unchecked_feeds
-from validators.samples.guess_inputs import guess_inputs
+from validators.samples.guess_inputs import LABEL, STEMS, JobData, guess_inputs
 from validators.targets import baselines_of, facts_of, is_on_gpu
 
 _DIM = 128
@@ -31,11 +36,11 @@ _TEXT = 'text: {decoding: ctc, vocabulary: vocabulary.txt, separator: ""}  # CHE
 
 # Kinds of metrics, as they are listed.
 _KINDS = ("classes tags", "cells", "boxes", "values", "embeddings rankings", "windows", "text", "noise")
-# A source that YAML reads as text without quotes.
-_PLAIN = re.compile(r"(models:)?[A-Za-z0-9_./@+-]*[A-Za-z_./@+-][A-Za-z0-9_./@+-]*")
+# Text that needs no quotes in YAML, unless it reads as another value, such as `no`.
+_PLAIN = re.compile(r"(models:)?[A-Za-z0-9_./@+-]+")
 _TEMPLATE = """\
 # Job for {uri} on the target {target}.
-# Generated from the model's metadata. Review the lines marked CHECK, make the two data files, then run
+# Generated from the model's metadata. Review the lines marked CHECK{make}, then run
 #   quantgate candidates {file}     to list the candidates
 #   quantgate validate {file}       to judge the calibration data
 #   quantgate run {file}
@@ -53,11 +58,10 @@ target: {target}
 # evaluation: all that you have; if they are too few to detect a drop, the verdict says how many would be enough.
 # `quantgate suggest-calibration {file} --from POOL --size 256` picks calibration samples from a pool.
 data:
-  calibration: calibration.npz  # CHECK
-  evaluation: evaluation.npz  # CHECK
+{data}
   # groups: patient  # CHECK: the array that assigns samples to a patient, video or document, if any
-{label}{inputs}
-# CHECK: {metric_why}
+{inputs}
+# {metric_why}
 {others}
 metric: {metric}
 {options}{output}
@@ -80,19 +84,38 @@ _PORTABLE = "# portable: true     # CHECK: if processors of several kinds serve 
 Suggestion = tuple[str, str, tuple[str, ...]]
 
 
-def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[AbsentEngine] = ()) -> str:
-    """Return the text of a job file named `file`; it has no candidates of the engines that are `absent`, and names these."""
+def job_skeleton(
+    facts: ModelFacts,
+    target: str,
+    file: str,
+    absent: Sequence[AbsentEngine] = (),
+    data: JobData | None = None,
+    metric: str | None = None,
+) -> str:
+    """Return the text of a job file named `file`, for the given metric or the one that the model suggests.
+
+    It has no candidates of the engines that are `absent`, and names these.
+    """
+    data = data or JobData()
     outputs = scores_first(facts.outputs)
     generates = facts_of(target).generates
     suggested = suggest_metric(outputs, facts.inputs, facts.probabilities)
-    metric, why, options = ("perplexity", "a decoder scores the next token", ()) if generates else suggested
-    labelled = METRICS[metric].kind not in ("noise", "windows")
+    suggested = ("perplexity", "a decoder scores the next token", ()) if generates else suggested
+    if metric in (None, suggested[0]):
+        is_certain = metric is not None or generates or _is_certain(suggested[0], outputs, data.labels)
+        metric, why, options = suggested
+        why = f"{'' if is_certain else 'CHECK: '}{why}"
+    else:
+        why, options = f"The model's outputs suggest {suggested[0]}", _needed_by(metric)
+    labelled = metric_facts(metric).kind not in ("noise", "windows")
     several = len(outputs) > 1
     settings = guess_inputs(facts.inputs, facts.outputs)
     feeds = unchecked_feeds(settings, facts.inputs)
     return _TEMPLATE.format(
         uri=one_line(facts.uri),
-        source=facts.uri if _PLAIN.fullmatch(facts.uri) else json.dumps(facts.uri),
+        source=_quoted(facts.uri),
+        make="" if STEMS.keys() <= data.files.keys() else ", make the data files that are missing",
+        data="\n".join(_data_lines(data, labelled=labelled)),
         target=target,
         baseline=_baseline_line(*baselines_of(target)),
         file=one_line(file),
@@ -107,20 +130,49 @@ def job_skeleton(facts: ModelFacts, target: str, file: str, absent: Sequence[Abs
         signature=one_line(facts.signature) or "none",
         arrays="\n".join(_array_lines(feeds.in_files, labelled=labelled)),
         inputs=_input_lines(settings, facts.inputs),
-        label="  label: label  # CHECK: the name of the array that holds the labels\n" if labelled else "",
         others=fill(f"Others: {_others()}.", 120, initial_indent="# ", subsequent_indent="# "),
-        metric=metric,
+        metric=_quoted(metric),
         metric_why=one_line(why),
         options="".join(f"{line}\n" for line in options),
         output=f"output: {json.dumps(outputs[0].name)}  # CHECK: one of {len(outputs)} outputs\n" if several else "",
         candidates="\n".join(_candidate_lines(target, absent)),
         portable="" if is_on_gpu(target) else _PORTABLE,
         gates="  min_sqnr_db: 30      # CHECK: smallest ratio of signal to quantization noise, in dB"
-        if not METRICS[metric].has_drop
-        else f"  max_drop: 0.02       # CHECK: {METRICS[metric].max_drop}",
+        if not metric_facts(metric).has_drop
+        else f"  max_drop: 0.02       # CHECK: {metric_facts(metric).max_drop}",
         batch=next((spec.shape[0] for spec in feeds.samples if spec.shape and isinstance(spec.shape[0], int)), 1),
         dims=_dims(feeds.samples, generates=generates),
     )
+
+
+def _quoted(text: str) -> str:
+    """Return the text as YAML reads it back, in quotes only where they are needed.
+
+    >>> _quoted("models:/fraud/3"), _quoted("no"), _quoted("a b")
+    ('models:/fraud/3', '"no"', '"a b"')
+    """
+    return text if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text else json.dumps(text)
+
+
+def _data_lines(data: JobData, *, labelled: bool) -> list[str]:
+    """Return the lines of the job for the two files and the label; a line that is not certain is marked CHECK."""
+    lines = []
+    for role in STEMS:
+        name = data.files.get(role, f"{role}.npz")
+        mark = "  # found beside the job or the model" if role in data.found else ""
+        mark = "  # CHECK" if role not in data.files else mark
+        mark = f"  # CHECK: {data.faults[role]}" if role in data.faults else mark
+        lines.append(f"  {role}: {_quoted(name)}{mark}")
+    if data.columns:
+        lines.append(f"  columns: {_quoted(data.columns)}  # made of the columns in their order")
+    if data.label is None and labelled:
+        lines.append(f"  label: {LABEL}  # CHECK: the name of the array that holds the labels")
+    elif data.label is not None and (labelled or data.label != LABEL):
+        choice = (
+            f"  # CHECK: or one of {one_line(listed(data.others))}; name the rest in `ignore`, `slices` or `groups`"
+        )
+        lines.append(f"  label: {_quoted(data.label)}{choice if data.others else ''}")
+    return lines
 
 
 def _others() -> str:
@@ -216,6 +268,29 @@ def suggest_metric(
         return "accuracy", f"{first} looks like scores of {last} classes; for an embedding, use cosine", ()
     why = f"{first} suggests no metric; sqnr needs no labels, but does not measure quality on the task"
     return "sqnr", why, ()
+
+
+def _is_certain(metric: str, outputs: Sequence[TensorSpec], labels: NDArray[Any] | None) -> bool:
+    """Return True if the labels leave one reading of the first output: class indices for scores, or numbers for values."""
+    if labels is None or labels.size == 0:
+        return False
+    if metric == "accuracy":
+        classes = int(outputs[0].shape[-1] or 0)
+        return labels.ndim == 1 and labels.dtype.kind in "iu" and labels.min() >= 0 and labels.max() < classes
+    return metric == "r2" and labels.dtype.kind == "f"
+
+
+def _needed_by(metric: str) -> tuple[str, ...]:
+    """Return the further lines of the job that a metric needs, and that nothing here tells."""
+    facts = metric_facts(metric)
+    lines = {
+        _THRESHOLD: facts.has_threshold,
+        "metric_scores: logits  # CHECK: or probabilities": facts.has_scores,
+        "metric_k: 10  # CHECK: the length of the ranking": facts.needs_k,
+        _TEXT: facts.kind == "text",
+        "metric_direction: higher  # CHECK: or lower, which is better": facts.kind == "function",
+    }
+    return tuple(line for line, is_needed in lines.items() if is_needed)
 
 
 def scores_first(outputs: Sequence[TensorSpec]) -> list[TensorSpec]:

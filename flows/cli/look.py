@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.console import prepared, target_option
-from flows.cli.run import ReplaceDevice, ResultFile, follow_job
+from flows.cli.run import Calibration, Evaluation, Metric, ReplaceDevice, ResultFile, follow_job
 from tasks.run.settings import database_file, state_folder, tracking_uri
 from validators.errors import InfrastructureError, JobError
 from validators.records.answer import CommandAnswer
@@ -40,6 +40,8 @@ PageFile = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="File to write; in the reports of the state folder by default."),
 ]
+# The class of devices whose engines take any source, which compete in the job that `init` writes.
+_PROCESSORS = next(name for name, facts in BUILT_IN.items() if DEFAULT_TARGET in facts.engines)
 # A builder refuses what others compute in another way.
 _STRICTEST = next(name for name, facts in BUILT_IN.items() if facts.builds_engines)
 OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
@@ -102,26 +104,36 @@ def status(
 
 
 def report(
-    run: RecordedRun,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="MLflow run id, a prefix of it, or `last`.", autocompletion=known_runs),
+    ] = None,
     path: PageFile = None,
     open_: OpenPage = False,
 ) -> CommandAnswer:
-    """Fetch the report of a recorded run.
+    """Fetch the report of a run, or list all runs.
 
     The page is one file that needs no network; its path is printed. Exit code 2: no such run, or one without a report.
 
     Example: quantgate report last --open
     """
     prepared()
+    from tasks.records.list_runs import list_runs
     from tasks.records.run_lookup import fetch_report, find_recorded
 
+    found: Any
     with registry() as client:
-        found = find_recorded(client, run)
-        page = (path or state_folder() / "reports" / found.id / "report.html").resolve()
-        fetch_report(client, found, page)
+        if run is None:
+            page = (path or state_folder() / "reports" / "index.html").resolve()
+            found = {"runs": list_runs(client, page)}
+        else:
+            recorded = find_recorded(client, run)
+            page = (path or state_folder() / "reports" / recorded.id / "report.html").resolve()
+            fetch_report(client, recorded, page)
+            found = {"run": recorded}
     if open_:
         _open(page)
-    return CommandAnswer({"run": found, "report": page}, (str(page),))
+    return CommandAnswer(found | {"report": page}, (str(page),))
 
 
 def compare(
@@ -212,12 +224,16 @@ def init(
         str, typer.Argument(metavar="MODEL", help="models:/NAME/VERSION, models:/NAME@ALIAS, or an ONNX file.")
     ],
     path: Annotated[Path, typer.Option("--out", metavar="FILE", help="The job file to write.")] = Path("job.yaml"),
-    target: Annotated[str, target_option("Where the variants will run.")] = DEFAULT_TARGET,
+    target: Annotated[str, target_option("Where the variants will run.")] = _PROCESSORS,
+    calibration: Calibration = None,
+    evaluation: Evaluation = None,
+    metric: Metric = None,
 ) -> CommandAnswer:
     """Write a commented job file for a model.
 
-    The file lists the model's inputs and the arrays of the data files, and suggests a metric and candidates. Nothing is
-    overwritten. Exit code 2: no such version, or the file already exists.
+    The file lists the model's inputs and candidates, and suggests a metric. Data files that are not given are looked for
+    beside the job and the model: calibration.* or train.*; evaluation.*, test.* or valid*.*. Nothing is overwritten. Exit
+    code 2: no such version or data, or the file already exists.
 
     Example: quantgate init models:/fraud/3 --out fraud.yaml
     """
@@ -228,10 +244,16 @@ def init(
     from tasks.evidence.flavors import WITH_PROGRAM
     from tasks.evidence.model_facts import describe_file, describe_model
     from tasks.measure.inventory import take_inventory
+    from validators.job.read_job import parse_job
+    from validators.samples.feeds import unchecked_feeds
+    from validators.samples.guess_inputs import guess_inputs, look_at_data
     from validators.targets import facts_of
+    from validators.untrusted.bounded_yaml import load_yaml
 
+    folders = {path.parent: None}
     if uri.endswith(".onnx"):
         facts = describe_file(Path(uri))
+        folders[Path(uri).parent] = None
         # A job's paths are relative to its own folder.
         facts = replace(facts, uri=os.path.relpath(uri, path.parent))
     else:
@@ -240,15 +262,26 @@ def init(
     inventory = take_inventory(target)
     inventory = replace(inventory, absent=absent_engines(inventory))
     inventory = without_unsuited_engines(inventory, has_program=facts.flavor in WITH_PROGRAM)
+    given = {"calibration": calibration, "evaluation": evaluation}
+    feeds = unchecked_feeds(guess_inputs(facts.inputs, facts.outputs), facts.inputs)
+    data = look_at_data(
+        {role: place for role, place in given.items() if place is not None}, folders, path.parent, feeds
+    )
+    text = job_skeleton(facts, target, str(path), inventory.absent, data, metric)
+    # A metric that does not exist, for example, is reported before anything is written.
+    parse_job(load_yaml(text), base=path.parent, origin="the job")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(job_skeleton(facts, target, str(path), inventory.absent))
+            file.write(text)
     except FileExistsError:
         _check_new(path)
         raise
+    make = "" if given.keys() <= data.files.keys() else "make the data files that are missing, "
     lines = (
         f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
-        f"next: make the data files that it names, review the lines marked CHECK, then run `quantgate validate {path}`",
+        *(f"found {role} data: {path.parent / data.files[role]}" for role in sorted(data.found)),
+        *(f"check {role} data: {fault}" for role, fault in data.faults.items()),
+        f"next: {make}review the lines marked CHECK, then run `quantgate validate {path}`",
     )
     return CommandAnswer({"job": path, "model": facts}, lines)
 

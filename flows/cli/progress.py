@@ -30,6 +30,7 @@ from tasks.run.progress_events import (
     MAKE,
     MEASURE,
     PROBE,
+    WAIT,
     Stage,
     watch_stages,
 )
@@ -66,6 +67,7 @@ class Progress:
         self._worked = dict.fromkeys(self._stages, 0)
         self._first: dict[str, float] = {}
         self._took: dict[str, float] = {}
+        self._waiting = ""
         self._lock = threading.Lock()
         self._spinner = Spinner("dots")
 
@@ -81,12 +83,16 @@ class Progress:
             if stage.kind == LEAVE_OUT:
                 self._candidates.pop(stage.name, None)
                 return
+            if stage.kind == WAIT:
+                self._waiting = stage.name
+                return
             if begins:
                 self._going_on[stage] = now
                 self._first.setdefault(stage.kind, now)
                 # A stage that is retried was not done.
                 self._done.get(stage.kind, {}).pop(stage.name, None)
                 return
+            self._waiting = ""
             since = self._going_on.pop(stage, now)
             self._took[stage.kind] = now - since
             if stage.kind in self._done:
@@ -147,7 +153,7 @@ class Progress:
             if self._candidates and kind in self._first
         ]
         if (left := self.seconds_left()) is not None:
-            parts.append(f"about {clock(left)} left")
+            parts.append(f"about {clock(left)} left" + (f" and {self._waiting}" if self._waiting else ""))
         return ", ".join(parts)
 
     def __rich__(self) -> RenderableType:

@@ -20,10 +20,11 @@ Files = dict[FileOption, Path | None]
 def result_parts(result: Result) -> list[str | Table]:
     """Return the table of candidates, or of checks if there are none, followed by the outcome and links."""
     # Imported here, because it loads half of the report's modules.
-    from tasks.reporting.markdown import terminal_rows
+    from tasks.reporting import formats
+    from tasks.reporting.markdown import sentence, terminal_rows
 
     parts: list[str | Table] = [Table(terminal_rows(result))]
-    parts.append(f"{result.outcome.replace('_', ' ')}: {result.reason}")
+    parts.append(sentence(result))
     winner = result.winner
     parts += [f"answers:   {one}" for one in generations_of(winner.latencies)] if winner else []
     if result.baseline and result.baseline.warning:
@@ -38,7 +39,8 @@ def result_parts(result: Result) -> list[str | Table]:
         parts.append(f"report:    {result.report}")
     seconds = result.seconds
     steps = ", ".join(f"{step} {value:.1f}" for step, value in seconds.by_step.items() if value >= 0.05)
-    return [*parts, f"seconds:   {seconds.total:.1f} in all, {seconds.overhead:.1f} overhead ({steps})"]
+    total, overhead = map(formats.seconds, (seconds.total, seconds.overhead))
+    return [*parts, f"seconds:   {total} in all, {overhead} overhead ({steps})"]
 
 
 def write_files(result: Result, files: Files) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +18,7 @@ import yaml
 from flows.cli.console import ended, err, interrupted, prepared, tell_error, unexpected
 from flows.cli.progress import show_progress
 from flows.cli.results import Files, result_parts, write_files
+from tasks.run.progress_events import stage
 from tasks.run.settings import state_folder
 from tasks.run.signals import signals_kept
 from tasks.service.embedded_server import on_server, start_server
@@ -35,6 +38,10 @@ from validators.untrusted.s3_uris import S3Uri
 if TYPE_CHECKING:
     from tasks.run.clock import Clock
     from validators.records.result import Result
+
+log = logging.getLogger("quantgate")
+# The stage before the first step.
+START = "start Prefect, load the libraries"
 
 EXIT_CODES = {
     "promoted": EXIT_OK,
@@ -261,22 +268,24 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
             job = load_job()
             # The time that a demo needs to build its model is not part of the run.
             started = time.monotonic()
-            prepared()
-            start_server()
-            with show_progress(err, job):
-                flow = load()
-                with on_server():
-                    result: Result = ended(flow(job)).result(raise_on_failure=False)
+            with show_progress(err, job), contextlib.ExitStack() as kept:
+                # Seconds before the first step of the flow can say so.
+                log.info("%s for %s: starting Prefect and loading the libraries", job.source, job.target)
+                with stage(START, lambda: START):
+                    prepared()
+                    start_server()
+                    flow = load()
+                    kept.enter_context(on_server())
+                result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error, files, job, clock)
-    seconds = result.seconds
-    total = time.monotonic() - started
-    # The user also waits for the command and for Prefect to start.
-    overhead = seconds.overhead + total - seconds.total
-    seconds = seconds.model_copy(update={"total": round(total, 3), "overhead": round(overhead, 3)})
-    result = result.model_copy(update={"seconds": seconds})
     write_files(result, files)
-    return CommandAnswer(result, result_parts(result), EXIT_CODES[result.outcome])
+    beside = time.monotonic() - started - result.seconds.total
+    return CommandAnswer(
+        result,
+        [*result_parts(result), f"           and {beside:.1f} to start, to write the report and to record it"],
+        EXIT_CODES[result.outcome],
+    )
 
 
 def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:

@@ -9,8 +9,8 @@ from prefect.workers.process import ProcessWorker
 from rich.console import Console
 
 from tasks.run.prefect_server import server_client
-from tasks.run.settings import check_server
-from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
+from tasks.run.settings import beside_the_packages, check_server
+from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments
 from tasks.workers.run_pool import (
     POD_START_SECONDS,
     POOL,
@@ -31,7 +31,8 @@ def deploy(console: Console, job_template: Path | None = None, runs: int | None 
     check_server("to deploy to")
     with server_client() as client:
         done = [_print(console, made) for made in apply_pool(client, job_template, runs)]
-        done += [_print(console, made) for made in apply_deployments(client, deployment_file())]
+        file = beside_the_packages("infra/prefect.yaml")
+        done += [_print(console, made) for made in apply_deployments(client, file)]
         ours = [made.deployment for made in done if made.deployment]
         is_here = client.read_work_pool(POOL).type == ProcessWorker.type
         start_seconds = START_SECONDS if is_here else POD_START_SECONDS

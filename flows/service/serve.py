@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import urlopen
 
 from rich.console import Console
 
-from tasks.run.settings import artifact_location, tracking_uri
+from tasks.registry.mlflow_runs import EXPERIMENT
+from tasks.run.settings import artifact_location, beside_the_packages, tracking_uri
 from tasks.service.generated_secrets import access_file, prefect_auth, secret
 from tasks.service.prefect_app import SIGN_IN
 from tasks.service.processes import HOST, Program, Programs
 
-RECEIVER = Path(__file__).resolve().parents[2] / "infra" / "receiver"
+RECEIVER = beside_the_packages("infra/receiver")
 # Called with the addresses once all programs are up.
 Ready = Callable[[Mapping[str, object]], None]
 _JOBS_README = (
@@ -46,10 +50,9 @@ def serve_all(
     }
     programs = [mlflow_server(state, mlflow_port), prefect_server(state, prefect_port)]
     programs += [quantgate("Deploy", ("deploy",), service, ends=True)]
-    if RECEIVER.is_dir():
-        url = f"http://{HOST}:{receiver_port}/webhook"
-        programs += [receiver(state, receiver_port, signed)]
-        programs += [quantgate("Webhook", ("webhook", url), signed, ends=True)]
+    url = f"http://{HOST}:{receiver_port}/webhook"
+    programs += [receiver(state, receiver_port, signed)]
+    programs += [quantgate("Webhook", ("webhook", url), signed, ends=True)]
     programs += [quantgate("Worker", ("worker",), service)]
     _run(state, programs, console, ready)
 
@@ -88,6 +91,8 @@ def _run(state: Path, programs: list[Program], console: Console, ready: Ready) -
     try:
         with Programs(logs) as running:
             running.start(programs, say)
+            if page := runs_page(next(one.address for one in programs if one.name == "MLflow")):
+                say(f"runs     {page}")
             say(f"logs     {logs}")
             say(f"password {access_file(state)}")
             if console.is_terminal:
@@ -97,6 +102,20 @@ def _run(state: Path, programs: list[Program], console: Console, ready: Ready) -
             running.keep_alive(say)
     except KeyboardInterrupt:
         say("stopped")
+
+
+def runs_page(mlflow: str) -> str | None:
+    """Return the address of MLflow's table of runs; None before the first run.
+
+    MLflow opens an experiment on its pages for language models, which show no runs, unless the address says otherwise.
+    """
+    query = urlencode({"experiment_name": EXPERIMENT})
+    try:
+        with urlopen(f"{mlflow}/api/2.0/mlflow/experiments/get-by-name?{query}", timeout=10) as answer:  # noqa: S310 - http
+            found = json.load(answer)["experiment"]["experiment_id"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return f"{mlflow}/#/experiments/{found}/runs?workflowType=machine_learning"
 
 
 def mlflow_server(state: Path, port: int) -> Program:

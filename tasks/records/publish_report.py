@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
 from pathlib import Path
 from uuid import UUID
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
+from prefect.utilities.urls import url_for
 
+from tasks.records.flipped import changes_of
 from tasks.records.result_document import Findings
-from tasks.records.run_record import report_address
+from tasks.records.run_record import report_address, run_address
 from tasks.reporting.markdown import artifact_rows, headline, verdict_markdown
-from tasks.reporting.page import render_page
+from tasks.reporting.page import About, render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
-from tasks.run.context import Run, log
+from tasks.run.context import log
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.prefect_server import server_client
 from tasks.run.step import step
 from validators.plain_text import as_markdown, plain
+from validators.records.artifact_paths import EVIDENCE, JOB, RESULT
 from validators.records.result import Result
 from validators.redact import redact
 
@@ -25,7 +32,7 @@ TAG = "result: "
 
 
 @step("publish report")
-def publish_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+def publish_report(run: LoadedRun, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the pictures into the state folder and the table to Prefect; return the page's path."""
     page = write_report(run, record, findings, result)
     create_markdown_artifact(verdict_markdown(result), key="verdict", description=as_markdown(result.reason))
@@ -38,6 +45,23 @@ def publish_report(run: Run, record: str, findings: Findings, result: Result) ->
     return page
 
 
+def about_run(run: LoadedRun, record: str, findings: Findings, folder: Path) -> About:
+    """Return when the run began and where its records are; paths are relative to the folder of the page."""
+    checks = findings.calibration.page if findings.calibration else None
+    # The address of a server that ends with this command leads nowhere.
+    prefect = url_for("flow-run", obj_id=flow_run.id) if os.environ.get("PREFECT_API_URL") else None
+    facts = [
+        ("run in MLflow", record, run_address(run, record) or ""),
+        ("flow run in Prefect", str(flow_run.name), prefect or ""),
+        *([("calibration checks", checks.name, os.path.relpath(checks, folder))] if checks else []),
+        ("artifacts", ", ".join((JOB, RESULT, *([EVIDENCE] if findings.baseline else []))), ""),
+        ("quantgate", metadata.version("quantgate"), ""),
+        ("all runs", "quantgate report", ""),
+    ]
+    began = datetime.now(UTC) - timedelta(seconds=run.clock.elapsed_seconds)
+    return About(record, began.strftime("%Y-%m-%d %H:%M UTC"), facts)
+
+
 def _tag_flow_run(result: Result) -> None:
     """Write the outcome to the flow run's tags, which Prefect's list of runs shows."""
     told = [plain(word) for word in headline(result)]
@@ -46,14 +70,18 @@ def _tag_flow_run(result: Result) -> None:
         client.update_flow_run(UUID(str(flow_run.id)), tags=[*others, *(f"{TAG}{word}" for word in told)])
 
 
-def write_report(run: Run, record: str, findings: Findings, result: Result) -> Path:
+def write_report(run: LoadedRun, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the pictures into the state folder; return the page's path."""
     folder = run.state / "reports" / record
     page = folder / "report.html"
     with run.clock.work("report"):
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = draw_pictures(result, run.job.gates, findings.trials)
-        text = render_page(result, run.job, findings.trials, pictures)
+        changes = changes_of(run, findings.baseline, findings.trials)
+        sqnr = {name: one.sqnr_db for name, one in changes.items()}
+        pictures = draw_pictures(result, run.job.gates, findings.trials, sqnr)
+        about = about_run(run, record, findings, folder)
+        worst = {name: one.worst for name, one in changes.items()}
+        text = render_page(result, run.job, findings.trials, pictures, about, worst)
         page.write_text(redact(text), encoding="utf-8")
         for name, picture in pictures.of_run(result.chosen).items():
             (folder / f"{name}.png").write_bytes(picture.png)

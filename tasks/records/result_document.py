@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tasks.records.candidate_result import conclude_candidate, finite
 from tasks.run.clock import Clock
@@ -25,6 +24,9 @@ from validators.records.verdicts import Recovery, SignOff
 from validators.redact import redact
 from validators.samples.words import count as counted
 
+# Begins the reason of every run that judged its candidates and has no winner.
+NONE_WINS = "no variant wins: "
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -42,7 +44,6 @@ class Findings:
     champion_before: Champion | None = None
     sign_off: SignOff | None = None
     champion: Champion | None = None
-    report: Path | None = None
     footprint: FootprintResult | None = None
     sealed: bool = False
 
@@ -52,8 +53,10 @@ def conclude(job: Job, findings: Findings, clock: Clock) -> Result:
     outcome, reason = _outcome(job, findings)
     won = findings.best is not None and findings.best.outcome == "passed"
     untried, untimed = _tell_untried(findings.trials), _tell_untimed(findings)
-    document = _document(job, findings, clock, outcome, "; ".join(filter(None, (reason, untried, untimed))))
-    if outcome == "no_variant" and (untried or untimed):
+    is_undecided = outcome == "no_variant" and (untried or untimed)
+    told = (untried, untimed, reason.removeprefix(NONE_WINS)) if is_undecided else (reason, untried, untimed)
+    document = _document(job, findings, clock, outcome, "; ".join(filter(None, told)))
+    if is_undecided:
         # The outcome `no_variant` would judge candidates that were never tried, and they would not be tried again.
         error = ErrorResult(
             kind="InfrastructureError",
@@ -100,7 +103,7 @@ def _outcome(job: Job, findings: Findings) -> tuple[RunOutcome, str]:
         verdict = best.verdicts[-1]
         assert findings.champion_before is not None
         return "no_variant", (
-            f"{best.candidate} passes every gate, but the present champion stays "
+            f"{NONE_WINS}{best.candidate} passes every gate, but the present champion stays "
             f"({findings.champion_before}): {verdict.reason}"
         )
     gain = _tell_gain(job, findings, best)
@@ -164,7 +167,7 @@ def _tell_calibration(calibration: CalibrationVerdict) -> str:
 def _why_none(trials: tuple[Trial, ...]) -> str:
     """Describe how many candidates ended with each outcome, and at which gates."""
     if not trials:
-        return "no variant wins: the job has no candidates"
+        return f"{NONE_WINS}the job has no candidates"
     tried = tuple(trial for trial in trials if not trial.is_copy)
     stopped = [f"{trial.candidate}: {trial.refusal.reason}" for trial in tried if trial.refusal and trial.is_stopped]
     ways = {way: sum(trial.outcome == way for trial in tried) for way in ("failed", "inconclusive", "refused")}
@@ -175,7 +178,7 @@ def _why_none(trials: tuple[Trial, ...]) -> str:
     refusals = sorted({trial.refusal.kind for trial in tried if trial.refusal and not trial.is_stopped})
     copies = len(trials) - len(tried)
     return (
-        f"no variant wins: of {counted(len(tried), 'candidate')} {counts}"
+        f"{NONE_WINS}of {counted(len(tried), 'candidate')} {counts}"
         + (f"; {counted(copies, 'further candidate')} made the same artifact as another" if copies else "")
         + (f"; gates not passed: {where}" if where else "")
         + (f"; first of the stopped: {stopped[0]}" if stopped else "")
@@ -210,12 +213,16 @@ def _tell_untimed(findings: Findings) -> str:
     if not untimed:
         return ""
     reason = next(verdict.reason for verdict in untimed[0].verdicts if verdict.disturbed)
-    return f"the machine was too busy to time {counted(len(untimed), 'candidate')}: {untimed[0].candidate}: {reason}"
+    told = f"the machine was too busy to time {counted(len(untimed), 'candidate')}"
+    return f"speed not judged: {told}: {untimed[0].candidate}: {reason}"
 
 
 def _repeat_timing(job: Job, findings: Findings) -> str:
-    seconds = len(_untimed(findings)) * job.measurement.expected_seconds
-    return f"run the same command again: only timing is repeated, about {max(10, round(seconds, -1)):.0f} s"
+    seconds = max(10, round(len(_untimed(findings)) * job.measurement.expected_seconds, -1))
+    return (
+        f"run the same command again once the machine is quiet: only timing is repeated, about {seconds:.0f} s; "
+        f"while it is busy, a run waits for up to {job.measurement.patience_seconds:.0f} s more (measurement.patience_seconds)"
+    )
 
 
 def _tell_recovery(findings: Findings) -> str:
@@ -264,7 +271,6 @@ def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOut
         recovery=findings.recovery,
         sign_off=findings.sign_off,
         champion=findings.champion,
-        report=str(findings.report) if findings.report else None,
         footprint=findings.footprint,
         seconds=clock.seconds(),
     )

@@ -25,6 +25,7 @@ from tasks.registry.mlflow_runs import (
     close_candidates,
     delete_duplicates,
     find_or_create_run,
+    find_runs,
 )
 from tasks.reporting.page import job_yaml
 from tasks.run.context import Run, log
@@ -54,15 +55,18 @@ def recorded(run: Run, kind: Literal["run", "validation"]) -> Iterator[str]:
     Then it is marked FAILED, or KILLED if a signal ended the run. A flow run that was suspended or
     retried continues with its earlier parent run.
     """
-    record = open_run(run, kind)
+    record = ""
     try:
+        record = open_run(run, kind)
         with signals_kept(), _system_metrics(run, record):
             yield record
     except PrefectSignal:
         raise
     except BaseException as error:
         # Anything else is a signal: Ctrl-C, or SIGTERM, by which Prefect cancels a run too.
-        _abandon(run, record, "FAILED" if isinstance(error, Exception) else "KILLED")
+        is_signal = not isinstance(error, Exception)
+        if record or is_signal:
+            _abandon(run, record, "KILLED" if is_signal else "FAILED")
         raise
 
 
@@ -243,8 +247,14 @@ def _close_others(client: MlflowClient, run_id: str) -> None:
 
 
 def _abandon(run: Run, run_id: str, status: str) -> None:
-    """Give the parent run its last status after an error, if the registry still answers."""
+    """Give the parent run its last status after an error, if the registry still answers.
+
+    Without its id a signal came while it was opened: then it may exist.
+    """
     with connect(run.tracking_uri) as client, suppress(Exception):
+        if not run_id:
+            identifier = experiment_id(client, EXPERIMENT, run.tracking_uri)
+            run_id = find_runs(client, identifier, {FLOW_RUN: str(flow_run.id)})[0].info.run_id
         client.set_terminated(run_id, status)
         _close_others(client, run_id)
 

@@ -17,6 +17,7 @@ Facts = list[tuple[str, str]]
 # The result document has all of them.
 SHOWN_SLICES = 10
 SHOWN_NODES = 8
+_PRECISIONS = {"low": "low", "half": "16 bits", "float": "float", "unknown": "unknown"}
 
 
 def gates_table(candidate: str, verdicts: Iterable[Verdict], metric: str) -> ReportTable:
@@ -131,6 +132,18 @@ def coverage_facts(coverage: Coverage) -> tuple[tuple[str, str], ...]:
         named = f"{kinds}: {name_kernels(coverage.inserted)}" if kinds else ""
         facts.append(("inserted beside the baseline", _kernels(named, coverage.inserted_time)))
     return tuple(fact for fact in facts if fact[1])
+
+
+def nodes_table(candidate: str, coverage: Coverage) -> ReportTable:
+    """Return the table of the nodes that multiply, in the order in which they ran, with the kernel and precision of each."""
+    work = sum(node.macs for node in coverage.products)
+    rows = [
+        (node.name, node.kernel, _PRECISIONS[coverage.precision(node.kernel)], formats.percent(node.macs / work))
+        for node in coverage.products
+        if work
+    ]
+    columns = [Column("Node", "name"), Column("Kernel", "text"), Column("Precision", "text"), Column("Work %")]
+    return ReportTable("nodes", f"nodes of {candidate}", columns, rows)
 
 
 def _nodes(names: Sequence[str]) -> str:

@@ -21,7 +21,8 @@ def verdict_markdown(result: Result) -> str:
 
     After a recovery, the noisiest parts follow.
     """
-    parts = [f"**{as_markdown(result.outcome.replace('_', ' '))}**: {as_markdown(result.reason)}"]
+    label, _, reason = sentence(result).partition(": ")
+    parts = [f"**{as_markdown(label)}**" + (f": {as_markdown(reason)}" if reason else "")]
     if result.baseline is not None and result.baseline.warning:
         parts.append(f"**warning**: {as_markdown(result.baseline.warning)}")
     parts += [f"**left out**: {as_markdown(str(absent))}" for absent in result.absent_engines if not absent.for_source]
@@ -55,6 +56,13 @@ def verdict_markdown(result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def sentence(result: Result) -> str:
+    """Return the outcome and its reason; the reasons of some outcomes name these themselves."""
+    if result.outcome in ("no_variant", "accepted", "refused"):
+        return result.reason
+    return f"{result.outcome.replace('_', ' ')}: {result.reason}"
+
+
 def headline(result: Result) -> list[str]:
     """Return short phrases on a run: the chosen candidate with speedup and drop, or the number of candidates by outcome.
 
@@ -69,7 +77,7 @@ def headline(result: Result) -> list[str]:
     if told.speedup_p50:
         words.append(f"{formats.speedup(told.speedup_p50.value)} as fast")
     if told.metric_drop:
-        words.append(f"{metric_of(result)} {formats.metric_drop(-told.metric_drop.value, metric_of(result))}")
+        words.append(f"{metric_of(result)} drop {formats.metric_drop(told.metric_drop.value, metric_of(result))}")
     return words
 
 

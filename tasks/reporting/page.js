@@ -38,6 +38,21 @@ document.addEventListener("pointerover", event => {
   tip.style.top = `${event.pageY + 16}px`;
 });
 
+// Contents, from the headings.
+const contents = document.createElement("nav");
+contents.className = "contents";
+contents.setAttribute("aria-label", "Contents");
+for (const heading of document.querySelectorAll("main h2[id]")) {
+  const link = document.createElement("a");
+  link.href = `#${heading.id}`;
+  link.textContent = heading.textContent;
+  contents.append(link);
+}
+if (contents.childElementCount > 2) document.querySelector("header").append(contents);
+
+// Paper cannot be opened.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(one => one.setAttribute("open", "")));
+
 // A link to a candidate opens what it leads to.
 const reveal = () => document.querySelector(`details[id="${CSS.escape(location.hash.slice(1))}"]`)?.setAttribute("open", "");
 addEventListener("hashchange", reveal);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,13 +20,16 @@ from tasks.reporting.details import (
     latencies_table,
     load_code,
     measured_facts,
+    nodes_table,
     slices_table,
     tell_flips,
 )
 from tasks.reporting.inventory import inventory_facts
+from tasks.reporting.next_steps import next_steps
 from tasks.reporting.parts import parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
 from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
+from tasks.reporting.tables import ReportTable
 from tasks.reporting.templates import render
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
@@ -33,7 +38,21 @@ from validators.samples.words import percent
 
 NO_PICTURES = Pictures()
 SHOWN_TENSORS = 3
-_LINK_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page says of its run beside the result: the id in MLflow, when it began (UTC), and facts with their links.
+
+    `facts` are words, text and address; an address is a URL of a server, a relative path, or empty.
+    """
+
+    run: str = ""
+    began: str = ""
+    facts: Sequence[tuple[str, str, str]] = ()
+
+
+NO_RUN = About()
 
 
 def render_page(
@@ -41,13 +60,14 @@ def render_page(
     job: Job | None,
     trials: Iterable[Trial] = (),
     pictures: Pictures = NO_PICTURES,
-    links: Mapping[str, str] | None = None,
+    about: About = NO_RUN,
+    worst: Mapping[str, ReportTable] = MappingProxyType({}),
 ) -> str:
     """Render the report as one HTML document.
 
     `trials` add facts that the result document omits (session settings, notes). `pictures` come from `draw_pictures` and are
-    the only unescaped text. `links` maps words to URLs; only http and https become links. A run that ended early may lack the
-    job, pictures or candidates.
+    the only unescaped text; `worst` is the table of the samples that became worse, by candidate. A run that ended early may
+    lack the job, pictures or candidates.
     """
     by_name = {trial.candidate: trial for trial in trials}
     chosen = by_name.get(result.chosen or "")
@@ -66,13 +86,18 @@ def render_page(
         memory=memory_table(result),
         verdicts=verdict_table(result, by_name.values(), has_links=True),
         proofs={candidate.proof for candidate in result.candidates},
-        candidates=[_details(one, by_name.get(one.name), metric_of(result)) for one in result.candidates],
+        candidates=[
+            _details(one, by_name.get(one.name), metric_of(result)) | {"worst": worst.get(one.name)}
+            for one in result.candidates
+        ],
         checks=checks_table(result.calibration),
         chosen=chosen,
         inventory=inventory_facts(result.inventory or {}),
         load_code=load_code(f"models:/{champion.name}@{champion.alias}") if champion else None,
         job_yaml=job_yaml(job, result) if job else None,
-        links={word: _safe(address) for word, address in (links or {}).items()},
+        about=replace(about, facts=[(word, text, _safe(address)) for word, text, address in about.facts]),
+        next_steps=next_steps(result, job, about.run),
+        disturbed=[one.name for one in result.candidates if any(latency.disturbance for latency in one.latencies)],
     )
 
 
@@ -131,6 +156,7 @@ def _details(candidate: CandidateResult, trial: Trial | None, metric: str) -> di
         "flips": tell_flips(candidate),
         "gates": gates_table(candidate.name, candidate.verdicts, metric),
         "slices": slices_table(candidate, metric),
+        "nodes": nodes_table(candidate.name, trial.coverage) if trial and trial.coverage else None,
         "latencies": latencies_table(candidate.name, trial.latencies if trial else ()),
         "measured": measured_facts(trial.latency, trial.beside_fp16, candidate.cost) if trial and trial.latency else [],
         "made": _made(trial, trial.variant) if trial and trial.variant else [],
@@ -149,6 +175,6 @@ def _made(trial: Trial, variant: Variant) -> list[tuple[str, object]]:
     return [*facts, ("sha256", variant.digest)]
 
 
-def _safe(address: str) -> str | None:
-    """Return a URL that is safe to link, else None, which shows the word alone: `javascript:` must never become a link."""
-    return address if urlsplit(address).scheme in _LINK_SCHEMES else None
+def _safe(address: str) -> str:
+    """Return an address that is safe to link, else "", which shows the text alone: `javascript:` must never become a link."""
+    return address if urlsplit(address).scheme in ("http", "https", "") else ""

@@ -122,7 +122,7 @@ def _against(verdict: Verdict, metric: str) -> str:
     gate = verdict.gate.replace("_", " ")
     if verdict.low is None and verdict.high is None and verdict.reason:
         # Only the first clause: the candidate's details show the rest, such as the nodes that ran in float.
-        return f"{gate}: {verdict.reason.partition(';')[0]}"
+        return f"{gate}{' not judged' if verdict.disturbed else ''}: {verdict.reason.partition(';')[0]}"
     side = "above" if verdict.direction == "at_most" else "below"
     bound = formats.gate_value(verdict, verdict.bound, metric)
     if verdict.outcome == "inconclusive":

@@ -14,7 +14,7 @@ from validators.records.measurements import Estimate
 class Cell:
     """One cell, as text in the unit of its heading; `small` is a bound or a remark after it, `pill` a mark beside it.
 
-    On a page, `link` is the id that the text leads to, and `title` the text in full.
+    On a page, `link` is the id that the text leads to, or a relative path with a slash, and `title` the text in full.
     """
 
     text: str

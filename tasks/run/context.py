@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from tasks.measure.latency.patience import RunPatience
 from tasks.run.clock import Clock
 from tasks.run.footprint import Footprint
 from tasks.run.log_redaction import redact_logs
+from tasks.run.progress_events import WAIT, stage
 from tasks.run.settings import make_state_folder, state_folder, store_place, tracking_uri
 from tasks.runtimes.libraries import copy_library, find_library
 from tasks.storage.files import remove_leftovers
@@ -76,6 +78,12 @@ def start_run(job: Job, *, processes: int = 1, timed_threads: int = 0) -> Run:
         JobError: a library of custom operators that the job names cannot be loaded.
         InfrastructureError: the state folder cannot be created.
     """
+
+    def pause(seconds: float) -> None:
+        with stage(WAIT, lambda: f"up to {patience.left} of waiting for a quiet machine"):
+            time.sleep(seconds)
+
+    patience = RunPatience(job.measurement.patience_seconds / processes, log.info, pause)
     state = make_state_folder(state_folder())
     where = store_place()
     store = open_store(state, where)
@@ -89,7 +97,7 @@ def start_run(job: Job, *, processes: int = 1, timed_threads: int = 0) -> Run:
         Clock(),
         open_locks(state, where),
         Footprint(job.budgets, store),
-        RunPatience(job.measurement.patience_seconds / processes, log.info),
+        patience,
         libraries,
         timed_threads,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from tasks.run.signals import signals_kept
@@ -32,9 +32,9 @@ def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outc
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
         try:
             with signals_kept() as raised:
+                _stop_if(raised)
                 outcome = function(*args, **kwargs)
-            if raised:  # a library went on as if nothing had happened
-                raise raised[0]
+                _stop_if(raised)
         except QuantgateError:
             raise
         except Exception as error:
@@ -45,6 +45,12 @@ def shielded(function: Callable[Arguments, Outcome]) -> Callable[Arguments, Outc
         return outcome
 
     return call
+
+
+def _stop_if(raised: Sequence[BaseException]) -> None:
+    """Raise a signal again that a library hid, after which the run went on as if nothing had happened."""
+    if raised:
+        raise raised[0]
 
 
 def redact_logs() -> None:

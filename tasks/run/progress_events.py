@@ -15,6 +15,8 @@ MAKE, MEASURE = "make candidate", "measure latency"
 # Further steps of a race.
 PROBE, EVALUATE = "probe latency", "evaluate candidate"
 BASELINE, CONFIRM = "measure baseline", "confirm the winner"
+# A pause of a measurement on a busy machine, named by what may follow.
+WAIT = "wait"
 # Named by an engine of a class of devices, whose candidates the run does not try.
 LEAVE_OUT = "leave out"
 

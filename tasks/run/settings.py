@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sysconfig
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +17,14 @@ _SQLITE = "sqlite:///"
 def state_folder() -> Path:
     """Return the folder of all state on this machine: `QUANTGATE_STATE`, or `.quantgate` in the working directory."""
     return Path(os.environ.get("QUANTGATE_STATE", ".quantgate")).resolve()
+
+
+def beside_the_packages(name: str) -> Path:
+    """Return a file or folder that is no module: of the checkout, or of the installed distribution (`data-files`)."""
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").exists():
+        root = Path(sysconfig.get_path("data"), "share", "quantgate")
+    return root / name
 
 
 def store_place() -> str | None:

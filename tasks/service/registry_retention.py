@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from prefect.artifacts import create_table_artifact
-
 from tasks.registry.champion_slot import place_of
 from tasks.registry.mlflow_registry import connect, pages, registry_call
 from tasks.registry.mlflow_runs import EXPERIMENT
-from tasks.run.context import log
 from tasks.run.settings import state_folder, store_place, tracking_uri
-from tasks.run.step import step
 from tasks.service.file_retention import delete_thing, find_things
 from tasks.service.retention_policy import (
     SUFFIX,
@@ -37,8 +34,7 @@ if TYPE_CHECKING:
 
 # The name that a promotion passes to `mlflow.pyfunc.log_model`.
 LOGGED_NAME = "variant"
-# Nobody reads a longer table in the UI; the log of the flow run lists every deletion.
-MAX_ROWS = 500
+log = logging.getLogger("quantgate")
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,6 @@ class RetentionOutcome:
     failed: tuple[str, ...] = ()
 
 
-@step("list what is kept")
 def list_kept(policy: Policy) -> RetentionOutcome:
     """Return the decision for every variant, artifact, store entry, report and leftover.
 
@@ -70,7 +65,6 @@ def list_kept(policy: Policy) -> RetentionOutcome:
     return RetentionOutcome(tuple(fates))
 
 
-@step("delete what goes")
 def delete_all(policy: Policy, listed: RetentionOutcome) -> RetentionOutcome:
     """Delete the items that may be deleted; each is judged again right before, since it may have been used meanwhile.
 
@@ -187,16 +181,6 @@ def logged_variants(client: MlflowClient) -> list[LoggedModel]:
 
 def _logged(found: Any) -> LoggedModel:
     return LoggedModel(found.model_id, found.creation_timestamp / 1000, found.artifact_location)
-
-
-def publish_kept(kept: RetentionOutcome, *, deleted: bool) -> None:
-    """Publish the table of decisions, deletions first, as an artifact of the flow run."""
-    rows = [
-        {"what": fate.kind, "name": fate.name, "fate": "goes" if fate.goes else "stays", "why": fate.reason}
-        for fate in sorted(kept.fates, key=lambda fate: not fate.goes)
-    ]
-    if rows:
-        create_table_artifact(rows[:MAX_ROWS], key="retention", description=tell_kept(kept, deleted=deleted))
 
 
 def tell_kept(kept: RetentionOutcome, *, deleted: bool) -> str:

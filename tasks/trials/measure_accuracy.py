@@ -15,7 +15,15 @@ from tasks.evidence.sequences import run_sequences
 from tasks.measure.continuations import Generator, answer_windows, expected_texts, read_tokenizer
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE, score_batches
-from tasks.measure.metrics.reduction import KEPT_BYTES, KEPT_SHARE, BatchObserver, Reduced, batch_size, reduce_outputs
+from tasks.measure.metrics.reduction import (
+    ANSWERS,
+    KEPT_BYTES,
+    KEPT_SHARE,
+    BatchObserver,
+    Reduced,
+    batch_size,
+    reduce_outputs,
+)
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric, keeps_noise
@@ -23,6 +31,7 @@ from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
+from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Accuracy
 from validators.records.run import SessionSettings, Variant
 from validators.samples.evidence import Evidence
@@ -133,6 +142,8 @@ def _reduced(
                 beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
             else:
                 beside = _outputs(opened(reference.variant), evidence, metric, order)
+        if metric_facts(metric.name).kind == "classes":
+            outputs = _answering(outputs, folder / ANSWERS, len(samples), _size(evidence), order)
         what = f"metric {metric.name!r} on output {', '.join(map(repr, evidence.output_names))}"
         return reduce_outputs(
             metric,
@@ -193,6 +204,20 @@ def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -
             _mapped(path, "r+")[start : start + len(batch)] = batch
         start += len(batch) if batch.ndim else 0
         yield batch
+
+
+def _answering(
+    outputs: Iterator[NDArray[Any]], path: Path, n: int, size: int, order: NDArray[np.intp] | None
+) -> Iterator[NDArray[Any]]:
+    """Yield the outputs unchanged, and write the class with the highest score of each sample once all are known."""
+    answers = np.full(n, -1, dtype=np.int32)
+    for number, batch in enumerate(outputs):
+        start = (number if order is None else int(order[number])) * size
+        if batch.ndim == 2 and batch.shape[1] > 1:
+            answers[start : start + len(batch)] = batch.argmax(axis=1)[: n - start]
+        yield batch
+    if (answers >= 0).all():
+        np.save(path, answers)
 
 
 def _stored(path: Path, size: int, order: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:

@@ -25,8 +25,6 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
-from validators.errors import InfrastructureError
-
 # Fields in which a deployment of the file is compared with the server's.
 _FIELDS = (
     "entrypoint",
@@ -51,22 +49,6 @@ class DeployedObject:
     detail: str = ""
     path: str = ""
     deployment: UUID | None = None
-
-
-def deployment_file() -> Path:
-    """Return `infra/prefect.yaml` of the checkout, or of the image.
-
-    Raises:
-        InfrastructureError: only the packages are installed.
-    """
-    path = Path(__file__).resolve().parents[2] / "infra" / "prefect.yaml"
-    if not path.is_file():
-        raise InfrastructureError(
-            found=f"{path} does not exist",
-            expected="a checkout, or the image",
-            fix="deploy from a checkout or the image: the packages alone have no infra/",
-        )
-    return path
 
 
 def apply_deployments(client: SyncPrefectClient, file: Path) -> Iterator[DeployedObject]:

@@ -12,7 +12,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from tasks.engines.tensorrt.rules import TENSORRT_RULES
 from validators.job.read_job import parse_job
 
 # Programs of others, which no test here starts: what is told of them is their own.
-OTHERS = {"export", "cp", "echo", "docker", "kubectl"}
+OTHERS = {"export", "cp", "echo", "docker", "kubectl", "mkdir", "mlflow", "prefect"}
+EXTRAS = set(metadata.metadata("quantgate").get_all("Provides-Extra"))
 # Run as they stand, in a folder with the files that they name: they need no server, and take seconds.
 CHEAP = ("candidates", "lint")
 WHOLE = {"source": "m.onnx", "data": {"calibration": "c.npz", "evaluation": "e.npz"}}
@@ -94,6 +97,13 @@ def check_command(words: list[str]) -> None:
     elif program == "make":
         targets = [word for word in words[1:] if "=" not in word]
         assert targets and all(f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8") for target in targets)
+    elif program in ("pip", "uv"):
+        named = [
+            name for word in words for names in re.findall(r"quantgate\S*\[(.+?)\]", word) for name in names.split(",")
+        ]
+        assert set(named) <= EXTRAS
+        files = [file for option, file in pairwise(words) if option == "-r"]
+        assert all((ROOT / file).is_file() for file in files)
     elif words[0].startswith("infra/"):
         assert os.access(ROOT / words[0], os.X_OK)
     else:
@@ -111,7 +121,16 @@ def test_a_shell_block_names_what_is_there(block: Block) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["quantgate walk", "quantgate run", "quantgate run job.yaml --fast", "make bread", "python nowhere.py", "rm -rf /"],
+    [
+        "quantgate walk",
+        "quantgate run",
+        "quantgate run job.yaml --fast",
+        "make bread",
+        "python nowhere.py",
+        "rm -rf /",
+        "uv pip install 'quantgate[cpu,bread] @ git+https://x'",
+        "pip install -r requirements/bread.txt",
+    ],
 )
 def test_a_command_that_is_not_there_is_found(line: str) -> None:
     with pytest.raises((AssertionError, Exception), match=r"No such|Missing|no |assert|nothing is known"):
@@ -164,6 +183,8 @@ def test_a_yaml_block_is_a_job_or_a_workflow(block: Block, tmp_path: Path) -> No
     scripts = [step["run"] for step in steps if "run" in step]
     for script in scripts:
         assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    for line in (line for script in scripts for line in script.splitlines() if line.startswith("uv ")):
+        check_command(shlex.split(line.replace("$QUANTGATE", read["env"]["QUANTGATE"])))
     called = [found for script in scripts for found in re.findall(r"bin/quantgate ([^;}\n]+)", script)]
     assert len(called) == 2
     for line in called:
@@ -178,7 +199,7 @@ def test_the_workflow_does_with_an_exit_code_what_its_page_says(
     (text,) = [block.text for block in blocks() if block.page == "docs/ci.md" and block.kind == "yaml"]
     steps = yaml.safe_load(text)["jobs"]["quantize"]["steps"]
     (script,) = [step["run"] for step in steps if "case" in step.get("run", "")]
-    program = tmp_path / "quantgate" / ".venv" / "bin" / "quantgate"
+    program = tmp_path / "environment" / "bin" / "quantgate"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\necho called >> calls\necho \'{{"reason": "said"}}\' > result.json\nexit {code}\n')
     program.chmod(0o755)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,22 @@ def test_table_of_real_models_without_vnni_matches_results() -> None:
         if int8 and float32
     ]
     assert [gain > 1 for gain in gains] == [False, True, True]
+
+
+def test_sizes_of_extras_are_those_that_were_measured() -> None:
+    """Each extra for users has its row; what an extra adds is the difference to `cpu` alone."""
+    sizes = {extras: found["size_mb"] for extras, found in result("install_sizes")["sets"].items()}
+    added = {extras.removeprefix("cpu,"): f"{size - sizes['cpu']:+,}" for extras, size in sizes.items()}
+    wanted = added | {"cpu": f"{sizes['cpu']:,}", "tensorrt": "not measured"}
+    page = pages()["docs/install.md"]
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| .+ \| ([^|]+) \|$", page, re.MULTILINE))
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert set(rows) == extras - {"dev", "receivers"}
+    assert rows == {extra: wanted[extra] for extra in rows}
+    whole = "cpu,openvino,demo"
+    largest = result("install_sizes")["sets"][whole]["largest_mb"].values()
+    prose = " ".join(page.split())
+    assert f"`{whole}` it is {sizes[whole]:,} MB" in prose and all(f" {size}" in prose for size in largest)
 
 
 def test_the_tables_of_integers_are_those_of_the_simulation() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Tiny
+from conftest import Tiny, has_gpu
+from databases import lend_mlflow
 from driving import environment, write_job
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -76,12 +77,55 @@ def test_list_of_commands_is_grouped_and_fits_a_large_screen(screen: CliRunner) 
     assert len([line for line in lines if line.startswith("│")]) == len(listed) + 3
 
 
-def test_help_starts_without_the_heavy_libraries(tmp_path: Path) -> None:
-    """Prefect, MLflow, ONNX Runtime and PyTorch take seconds to import."""
-    heavy = {"prefect", "mlflow", "onnxruntime", "onnx", "torch", "great_expectations", "pandas", "scipy"}
-    code = f"import sys; import flows.cli.app; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.strip() == "[]"
+# Libraries that take a tenth of a second to several seconds to import.
+HEAVY = {"fastapi", "great_expectations", "mlflow", "onnx", "onnxruntime", "openvino", "pandas", "prefect", "scipy"} | {
+    "scipy.stats",
+    "sklearn",
+    "torch",
+    "transformers",
+    "uvicorn",
+}
+# What `import mlflow` imports itself.
+OF_MLFLOW = {"mlflow", "fastapi", "pandas", "scipy"}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "needed"),
+    [
+        ("--help", 0, set()),
+        ("--version", 0, set()),
+        ("candidates job.yaml", 0, {"onnx", "onnxruntime"}),
+        ("lint tiny.onnx", 0, {"onnx"}),
+        ("doctor", 0, {"onnx", "onnxruntime", "openvino"}),
+        ("status", 0, OF_MLFLOW),
+        ("retention", 0, OF_MLFLOW),
+        # There is no run yet, which shows when the registry has been asked.
+        ("report last", 2, OF_MLFLOW),
+        ("compare last last", 2, OF_MLFLOW),
+    ],
+)
+def test_commands_that_look_import_only_what_they_need(
+    line: str, code: int, needed: set[str], tmp_path: Path, tiny: Tiny
+) -> None:
+    """In a fresh process. Whoever adds an import that such a command does not need sees its price here."""
+    write_job(tmp_path / "job.yaml", tiny.job())
+    (tmp_path / "tiny.onnx").symlink_to(tiny.model)
+    lend_mlflow(tmp_path / "state" / "mlflow.db")
+    script = (
+        "import sys\nfrom flows.cli.app import app\ncode = app(sys.argv[1:], standalone_mode=False)\n"
+        f"print(*sorted({HEAVY} & set(sys.modules)))\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *line.split()],
+        env=environment(tmp_path / "state"),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    allowed = needed | ({"torch"} if line == "doctor" and has_gpu() else set())
+    assert set(done.stdout.splitlines()[-1].split()) - allowed == set()
 
 
 def test_usage_errors_exit_with_2_and_name_what_is_wrong(tmp_path: Path) -> None:

@@ -256,17 +256,6 @@ def test_a_page_that_no_browser_opens_is_written_all_the_same(tmp_path: Path, mo
     assert f"found:    no browser could be started for {page}\n" in done.stderr and page.as_uri() in done.stderr
 
 
-def test_the_demo_away_from_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed as a package it has no examples."""
-    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("flows.cli.demo.EXAMPLES", tmp_path)
-    done = CliRunner().invoke(app, ["demo", "--json"])
-    error = json.loads(done.stdout)["error"]
-    assert (
-        done.exit_code == 1 and error["found"] == f"{tmp_path}/text.yaml does not exist" and "a clone" in error["fix"]
-    )
-
-
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What `candidates` ends in."""

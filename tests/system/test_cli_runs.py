@@ -29,6 +29,7 @@ from tasks.champion.promotable import check_promotable
 from tasks.records.compare import compare_runs
 from tasks.records.run_lookup import Recorded, fetch_report, find_recorded, latest, recorded_job
 from tasks.registry.mlflow_registry import connect
+from tasks.reporting import formats
 from validators.errors import JobError
 from validators.job.read_job import read_job
 from validators.targets import facts_of
@@ -54,7 +55,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "no run": ["report", "last"],
         "gone": ["run", gone, "--json"],
         "without a report": ["report", "last", "--json"],
-        "init": ["init", "models:/tiny/1", "--out", new],
+        "init": ["init", "models:/tiny/1", "--out", new, "--target", "ort-cpu"],
         "init file": ["init", str(tiny.model), "--out", f"{root}/of-a-file.yaml"],
         "init no file": ["init", f"{root}/none.onnx", "--out", f"{root}/no.yaml"],
         "init again": ["init", "models:/tiny/1", "--out", new],
@@ -70,17 +71,18 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
         "promote validation": ["promote", "last", "--json"],
         "file": ["run", file, "--json"],
         "promote file": ["promote", "last"],
-        "trial": ["run", job, "--no-promote", "--json"],
+        "trial": ["run", job, "--no-promote", "--json", "--result", f"{root}/trial.json"],
         "status of the trial": ["status"],
         "report": ["report", "last", "--out", f"{root}/page/report.html"],
         "report to a folder": ["report", "last", "--out", str(root)],
         "report of nobody": ["report", "0" * 32],
         "report of words": ["report", "the last one"],
-        "promote": ["promote", "last", "--json", "--result", f"{root}/promoted.json"],
+        "promote": ["promote", "last", "--result", f"{root}/promoted.json"],
         "promote again": ["promote", "last"],
         "status": ["status", "--json"],
         "status of the model": ["status", "tiny-quantized"],
         "status of another": ["status", "fraud"],
+        "all runs": ["report", "--json"],
         "compare one": ["compare", "last", "last"],
         "compare nobody": ["compare", "last", "0" * 32],
         "rollback": ["rollback", "tiny", "--target", "ort-cpu", "--to", "0", "--json"],
@@ -93,8 +95,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, d
 
 
 def document(answer: Answer) -> Any:
-    """What went to standard output, which must be one document."""
-    return json.loads(answer.out)
+    """What went to standard output, which must be one document; that of a promotion is in a file beside its text."""
+    written = re.search(r"^report:    (.*)/state/reports/", answer.out, re.MULTILINE)
+    return json.loads(Path(written[1], "promoted.json").read_text() if written else answer.out)
 
 
 def test_run_validate_and_promote_print_the_result_document(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -111,7 +114,7 @@ def test_run_validate_and_promote_print_the_result_document(world: tuple[Path, d
         found = document(answers[name])
         jsonschema.validate(found, schema)
         assert (answers[name].code, found["outcome"]) == (code, outcome), answers[name].said
-    assert json.loads((root / "promoted.json").read_text()) == document(answers["promote"])
+    assert json.loads((root / "trial.json").read_text()) == document(answers["trial"])
     assert "no models:/nothing/1 in the registry" in document(answers["gone"])["error"]["found"]
 
 
@@ -127,6 +130,80 @@ def test_runs_compare_by_what_is_recorded_of_them(world: tuple[Path, dict[str, A
     text = html.unescape(page.read_text())
     assert all(document(answers[name])["reason"] in text for name in ("trial", "promote", "file"))
     assert all(f"quantgate report {run.id}" in text for run in runs)
+
+
+def test_the_page_of_all_runs_leads_to_their_reports(world: tuple[Path, dict[str, Answer]]) -> None:
+    root, answers = world
+    found = document(answers["all runs"])
+    page = root / "state" / "reports" / "index.html"
+    assert found["report"] == str(page)
+    links = re.findall(r'href="([^"#]+)"', page.read_text())
+    assert len(links) == len([run for run in found["runs"] if run["outcome"]]) >= 4
+    for name in ("file", "trial", "promote"):
+        told = document(answers[name])
+        report = Path(told["report"])
+        assert f"{report.parent.name}/report.html" in links
+        text = html.unescape(report.read_text())
+        assert f"{formats.seconds(told['seconds']['total'])} s in all" in text, "one time for one run"
+        assert (
+            (page.parent / report.parent.name / next(iter(re.findall(r'href="(\.\.[^"]+)"', text)))).resolve().exists()
+        )
+
+
+def test_every_number_is_the_same_everywhere(world: tuple[Path, dict[str, Answer]]) -> None:
+    """On the terminal, in the report, in MLflow, in Prefect, on the model card and in the result document of one run."""
+    root, answers = world
+    told = document(answers["promote"])
+    run = Path(told["report"]).parent.name
+    with connect(f"sqlite:///{root}/state/mlflow.db") as client:
+        artifacts = root / "state" / "mlartifacts" / run / "artifacts"
+        version = client.get_model_version("tiny-quantized", told["champion"]["version"])
+        experiment = client.get_run(run).info.experiment_id
+        nested = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{run}'")
+        of_run = client.get_run(run).data.metrics
+    assert json.loads((artifacts / "result.json").read_text()) == told
+    assert of_run["seconds_total"] == told["seconds"]["total"]
+    table = json.loads((artifacts / "candidates.json").read_text())
+    recorded = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    with contextlib.closing(sqlite3.connect(root / "state" / "prefect" / "prefect.db")) as database:
+        query = "SELECT data FROM artifact WHERE key = ? ORDER BY created"
+        in_prefect = json.loads(json.loads(database.execute(query, ("candidates",)).fetchall()[-1][0]))
+        markdown = json.loads(database.execute(query, ("verdict",)).fetchall()[-1][0])
+    page = html.unescape(re.sub(r"\s*<[^>]+>\s*", " ", Path(told["report"]).read_text()))
+    metrics = {one.data.tags["mlflow.runName"]: one.data.metrics for one in nested}
+    assert len(told["candidates"]) == 2
+    for candidate in told["candidates"]:
+        name, drop, speedup = candidate["name"], candidate["metric_drop"], candidate["speedup_p50"]
+        figures = {
+            "Accuracy": f"{candidate['metric_value']:.3f}",
+            "Drop": f"{100 * drop['value']:+.2f} pp (≤ {100 * drop['high']:+.2f} pp)",
+            "Speedup": f"{speedup['value']:.2f}x (≥ {speedup['low']:.2f}x)",
+            "p50 ms": formats.milliseconds(candidate["latency_p50_ms"]),
+            "Size MB": formats.megabytes(candidate["size_bytes"]),
+            "Coverage %": f"{100 * candidate['coverage_macs']:.1f}",
+        }
+        (row,) = (row for row in in_prefect if row["Candidate"].startswith(name))
+        assert {heading: row[heading] for heading in figures} == figures
+        (raw,) = (row for row in recorded if row["candidate"] == name)
+        for key, value in (
+            ("metric", candidate["metric_value"]),
+            ("drop", drop["value"]),
+            ("speedup_p50", speedup["value"]),
+        ):
+            assert raw[key] == pytest.approx(value), key
+        for key in ("latency_p50_ms", "size_bytes", "coverage_macs"):
+            assert raw[key] == candidate[key], key
+        for place, text in (("terminal", answers["promote"].out), ("verdict", markdown), ("report", page)):
+            start = text.index(name, text.index("the source at its own precision") if place != "terminal" else 0)
+            part = " ".join(text[start : start + 900].replace("\\", "").split())
+            for figure in figures.values():
+                assert figure in part or figure.replace("(", "").replace(")", "") in part, (place, name, figure)
+        assert metrics[name]["accuracy"] == pytest.approx(candidate["metric_value"])
+        assert metrics[name]["size_bytes"] == candidate["size_bytes"]
+        if name == told["chosen"]:
+            confirmed = candidate["confirmed"]
+            assert f"{confirmed['speedup_p50']['value']:.2f}x" in version.description
+            assert f"{confirmed['metric_value']:.3f}" in version.description
 
 
 def test_promote_takes_the_recorded_job_and_its_finished_work(world: tuple[Path, dict[str, Answer]]) -> None:
@@ -222,6 +299,7 @@ def test_init_writes_a_job_that_reads_and_whose_data_is_accepted(world: tuple[Pa
     )
     assert all(name in answers["candidates"].out for name in job.candidate_names)
     assert document(answers["validate"])["source"]["version"] == "1"
+    assert "evaluation: evaluation.npz  # found beside the job or the model\n" in text
     assert answers["init file"].code == 0, answers["init file"].said
     of_file = read_job(root / "of-a-file.yaml")
     assert Path(of_file.source).name == "tiny.onnx" and Path(of_file.source).is_file()

@@ -24,7 +24,7 @@ from rich.console import Console
 from stack import AUTH, Stack, free_port, wait_until
 
 from flows.service.deploy import deploy
-from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments, deployment_file
+from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments
 from tasks.workers.run_pool import apply_pool, stuck_automation, zombie_automation
 from validators.errors import InfrastructureError, JobError
 
@@ -88,7 +88,7 @@ def test_the_file_is_one_that_prefect_reads() -> None:
     """By Prefect's own models; entrypoints dotted, all in the pool, none named twice, schedules with a zone and a limit."""
     from prefect.cli.deploy._models import PrefectYamlModel
 
-    read = PrefectYamlModel.model_validate(yaml.safe_load(deployment_file().read_text()))
+    read = PrefectYamlModel.model_validate(yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text()))
     assert len(read.deployments) == len(SPECS) == 7
     names = [(spec["entrypoint"], spec["name"]) for spec in SPECS]
     assert len(set(names)) == 7

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # The corner above names of rows is empty in many tables; screen readers tell the row by its first cell.
 WITHOUT = ("empty-table-header",)
 # One of each: tables and links, code of each kind, generated pages with links in code, a picture, a box with a warning.
-LOOKED_AT = ("index", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
+LOOKED_AT = ("index", "install", "tutorial", "ci", "reference/commands", "how-calibration-is-judged", "gpu-worker")
 
 
 def build(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Where the site is served: its search fetches its index, which no page from a file may."""
+    """Where the site is served."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -95,16 +95,17 @@ def test_a_page_is_whole_and_can_be_read(chromium: Browser, address: str, name: 
         assert view.tab.locator("body").get_attribute("data-md-color-scheme") == scheme
 
 
-def test_every_page_fits_its_window_and_has_its_pictures(chromium: Browser, site: Path, address: str) -> None:
-    """At both widths, with no error, and no request that fails or leaves."""
-    names = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
-    assert len(names) > 35
+def test_every_page_is_whole_when_opened_as_a_file(chromium: Browser, site: Path) -> None:
+    """At both widths, with its pictures and no error, and no request that fails or leaves. 404.html is for servers alone."""
+    pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+    assert len(pages) > 35
     faults = {}
-    with visit(chromium, f"{address}/index.html") as view:
-        for name in names:
+    with visit(chromium, site / "index.html") as view:
+        for path in pages:
+            name = str(path.relative_to(site))
             view.heard.clear()
             view.tab.set_viewport_size({"width": NARROW, "height": 900})
-            view.tab.goto(f"{address}/{name}")
+            view.tab.goto(path.as_uri())
             found = missing_pictures(view.tab) + overflows(view.tab)
             view.tab.set_viewport_size({"width": WIDE, "height": 900})
             faults[name] = [*view.heard, *found, *overflows(view.tab)]
@@ -116,6 +117,40 @@ def test_a_page_reads_as_a_file(chromium: Browser, site: Path) -> None:
         assert overflows(view.tab) == []
         view.tab.get_by_role("link", name="your own model").last.click()
         expect(view.tab.get_by_role("heading", level=1)).to_contain_text("Bring your own model")
+        view.tab.get_by_role("navigation", name="Navigation").get_by_role("link", name="Install", exact=True).click()
+        expect(view.tab.get_by_role("heading", level=1)).to_contain_text("Install")
+
+
+@pytest.mark.parametrize(("dark", "picture"), [(False, "report.png"), (True, "report-dark.png")])
+def test_home_shows_the_report_in_its_colours(chromium: Browser, site: Path, dark: bool, picture: str) -> None:
+    with visit(chromium, site / "index.html", dark=dark) as view:
+        assert view.heard + missing_pictures(view.tab) == []
+        shown = view.tab.locator("article img").evaluate_all("all => all.map(one => one.currentSrc)")
+        assert shown == [(site / "pictures" / picture).as_uri()]
+
+
+# A part of a name as pages write it, or a whole name, and a page that has it: the first one found.
+SOUGHT = {
+    "csv": "Bring your own model",
+    "npz": "Bring your own model",
+    "parquet": "Bring your own model",
+    "min_speedup": "Gates",
+    "max_drop": "Gates",
+    "int8-static-mse-pc": "Candidates",
+}
+
+
+@pytest.mark.parametrize("words", SOUGHT)
+def test_search_of_a_file_finds_parts_of_names(chromium: Browser, site: Path, words: str) -> None:
+    """By the theme's own search, which a page from a file runs without a worker."""
+    with visit(chromium, site / "index.html") as view:
+        box = view.tab.get_by_role("textbox", name="Search").first
+        box.click()
+        # One key alone is heard: the search is asked once.
+        box.fill(words[:-1])
+        box.press_sequentially(words[-1])
+        expect(view.tab.locator(".md-search-result__item h1").first).to_have_text(SOUGHT[words], timeout=WAIT_MS)
+        assert view.heard == []
 
 
 def test_the_search_finds_a_command(chromium: Browser, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,20 @@ from report_data import (
     with_samples,
 )
 
-from tasks.reporting.page import render_page
+from tasks.records.list_runs import runs_table
+from tasks.records.run_lookup import Recorded
+from tasks.reporting.page import About, render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
+from tasks.reporting.templates import render
 from validators.records.result import Result
+
+RUN = Recorded(
+    *("0" * 32, "run", "models:/tiny/1", "ort-cpu", "FINISHED", "winner", "b is fast", CHOSEN, "a device", ""),
+    *("2026-11-28 10:00", "2026-11-28 10:05"),
+)
+ABOUT = About(
+    "0" * 32, "2026-11-28 10:00 UTC", [("run in MLflow", "0" * 32, "http://127.0.0.1/#/run"), ("quantgate", "1", "")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +60,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, result in kinds.items():
         shown = trials if result.candidates else ()
-        text = render_page(result, JOB, shown, draw_pictures(result, JOB.gates, shown))
+        text = render_page(result, JOB, shown, draw_pictures(result, JOB.gates, shown), ABOUT)
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in kinds}
 
@@ -105,6 +117,31 @@ def test_a_mark_tells_its_figures_and_a_name_opens_its_gates(chromium: Browser, 
         assert opened.all_inner_texts() == [CHOSEN]
 
 
+def test_contents_lead_to_every_section(chromium: Browser, pages: dict[str, Path]) -> None:
+    with visit(chromium, pages["promoted"]) as view:
+        links = view.tab.get_by_role("navigation", name="Contents").get_by_role("link")
+        assert links.all_inner_texts() == view.tab.locator("main h2[id]").all_inner_texts()
+        links.filter(has_text="Where the time went").click()
+        assert view.tab.url.endswith("#seconds")
+
+
+def test_the_page_of_all_runs_is_without_fault(chromium: Browser, pages: dict[str, Path]) -> None:
+    """It leads to the reports that are here, sorts, and is read on a telephone."""
+    folder = pages["promoted"].parent
+    runs = [replace(RUN, id=str(number) * 32, outcome=outcome) for number, outcome in enumerate(("promoted", "error"))]
+    (folder / runs[0].id).mkdir(exist_ok=True)
+    (folder / runs[0].id / "report.html").write_text(pages["promoted"].read_text())
+    page = folder / "index.html"
+    page.write_text(render("index.html.j2", runs=runs_table(runs, folder), told="2 runs."))
+    with visit(chromium, page, width=NARROW) as view:
+        assert view.faults() == []
+        view.tab.get_by_role("button", name="Outcome").click()
+        assert view.tab.locator("tbody th").all_inner_texts() == ["11111111", "00000000"]
+        assert view.tab.get_by_role("link").all_inner_texts() == ["00000000"]
+        view.tab.get_by_role("link").click()
+        assert view.tab.locator(".outcome .pill").first.inner_text() == "promoted"
+
+
 def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, pages: dict[str, Path]) -> None:
     """A mail program runs none, and paper has none."""
     context = chromium.new_context(java_script_enabled=False, viewport={"width": WIDE, "height": 900})
@@ -114,5 +151,7 @@ def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, 
     assert len(drawn) == 6 and all(box and box["width"] > 600 and box["height"] > 50 for box in drawn)
     context.close()
     with visit(chromium, pages["promoted"], media="print") as view:
+        view.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert view.tab.locator("details:not([open])").count() == 0, "paper cannot be unfolded"
         assert view.tab.locator("section > figure svg").count() == 6
         assert len(view.tab.pdf(format="A4")) > 50_000

@@ -68,11 +68,11 @@ def logged(state: Path) -> int:
 
 
 def clean(**changes: Any) -> Any:
-    return delete_all.fn(POLICY, list_kept.fn(POLICY))
+    return delete_all(POLICY, list_kept(POLICY))
 
 
 def test_a_list_deletes_nothing(state: Path) -> None:
-    fates = {fate.name for fate in list_kept.fn(POLICY).fates if fate.goes and fate.kind == "version"}
+    fates = {fate.name for fate in list_kept(POLICY).fates if fate.goes and fate.kind == "version"}
     assert fates == {"m-quantized/3"}
     assert versions(state) == set("123456") and logged(state) == 7
 
@@ -82,22 +82,22 @@ def test_what_goes_is_gone_with_its_artifacts(state: Path) -> None:
     kept = clean()
     assert kept.failed == () and len(kept.deleted) == 3
     assert versions(state) == set("12456") and logged(state) == 5
-    assert not any(fate.goes for fate in list_kept.fn(POLICY).fates)
+    assert not any(fate.goes for fate in list_kept(POLICY).fates)
 
 
 def test_what_got_an_alias_since_it_was_listed_stays(state: Path) -> None:
-    listed = list_kept.fn(POLICY)
+    listed = list_kept(POLICY)
     with connect(tracking_uri(state)) as client:
         client.set_registered_model_alias("m-quantized", "mine", "3")
-    kept = delete_all.fn(POLICY, listed)
+    kept = delete_all(POLICY, listed)
     assert versions(state) == set("123456") and logged(state) == 6
     assert any("alias mine" in told for told in kept.failed)
 
 
 def test_nothing_goes_while_a_promotion_holds_the_lock(state: Path) -> None:
-    listed = list_kept.fn(POLICY)
+    listed = list_kept(POLICY)
     with FolderLocks(state / "locks").hold("promotion-m-quantized-ort-cpu", wait_seconds=0):
-        kept = delete_all.fn(POLICY, listed)
+        kept = delete_all(POLICY, listed)
     assert "3" in versions(state)
     assert any("a promotion or rollback holds the lock" in told for told in kept.failed)
 
@@ -120,7 +120,7 @@ def test_a_second_run_finishes_what_a_crash_left(state: Path, monkeypatch: pytes
             clean()
     clean()
     assert versions(state) == set("12456") and logged(state) == 5
-    assert not any(fate.goes for fate in list_kept.fn(POLICY).fates)
+    assert not any(fate.goes for fate in list_kept(POLICY).fates)
 
 
 def test_entries_go_that_nobody_used(state: Path) -> None:

@@ -489,5 +489,11 @@ def unit_of(verdict_name: str) -> Unit | None:
     >>> unit_of("confirmed_speedup"), unit_of("logged.bleu")
     ('ratio', None)
     """
+    gate = gate_of(verdict_name)
+    return gate.unit if gate else None
+
+
+def gate_of(verdict_name: str) -> GateFacts | None:
+    """Return the gate of a verdict, confirmed or not; None for a metric of the job's own step, or for an unknown name."""
     name = verdict_name.removeprefix(PREFIX_CONFIRMED)
-    return next((gate.unit for gate in (*GATES, *LATER_GATES) if gate.name == name), None)
+    return next((gate for gate in (*GATES, *LATER_GATES) if gate.name == name), None)

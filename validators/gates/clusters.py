@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from validators.gates.intervals import (
     MIN_SAMPLES,
@@ -120,6 +119,8 @@ def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[flo
     The effective sample size is n over the design effect, corrected for the finite degrees of freedom of the clusters (E. Korn
     and B. Graubard, Survey Methodology 24, 1998). `drops` has shape `(n,)`, `pseudo` `(clusters,)`.
     """
+    from scipy import stats
+
     n, groups = len(drops), len(pseudo)
     of_samples, of_clusters = float(drops.var(ddof=1)) / n, float(pseudo.var(ddof=1)) / groups
     design = max(of_clusters / of_samples, 1.0) if of_samples else 1.0

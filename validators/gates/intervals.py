@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
 
 from validators.gates.reach import FEW_DIFFERENT, Wrong, is_few, reach_of
 from validators.records.measurements import Estimate
@@ -79,6 +78,8 @@ def mean_interval(values: Drops, confidence: float) -> tuple[float, float]:
     >>> [round(end, 3) for end in mean_interval(np.array([0, 0, 1, 2, 2, 4, 5, 18.0]), 0.95)]
     [-0.52, 18.88]
     """
+    from scipy import stats
+
     n, mean = len(values), float(values.mean())
     away = values - mean
     scale = float(np.abs(away).max())
@@ -144,6 +145,8 @@ def unseen_count(count: float, n: float, confidence: float) -> float:
     >>> round(unseen_count(0, 1000, 0.95), 2), round(unseen_count(9, 1000, 0.95), 2)
     (2.99, 6.65)
     """
+    from scipy import stats
+
     return n * float(stats.beta.ppf(confidence, count + 1, n - count)) - count
 
 
@@ -293,6 +296,8 @@ def tango_interval(lost: float, gained: float, n: float, confidence: float) -> t
     >>> [round(bound, 4) for bound in tango_interval(9, 3, 32, 0.975)]
     [-0.0271, 0.3897]
     """
+    from scipy import optimize, stats
+
     z = float(stats.norm.ppf(confidence))
     observed = (lost - gained) / n
 

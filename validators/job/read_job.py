@@ -43,6 +43,8 @@ def changed(raw: Any, changes: Sequence[str]) -> Any:
         try:
             if not is_given:
                 raise ValueError("no value")
+            if not isinstance(raw, dict):
+                return raw  # which is told with its type when it is checked
             here = raw = dict(raw)
             *path, last = key.strip().split(".")
             for name in path:

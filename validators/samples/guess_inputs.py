@@ -1,15 +1,47 @@
-"""Likely settings of a model's inputs that are no arrays with the samples along axis 0, from names and shapes alone."""
+"""Likely settings of a job: inputs that are no arrays with the samples along axis 0, and the data files with their label."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
+
+from validators.errors import DataError
 from validators.job.job_data import InputSettings
-from validators.samples.datasets import TensorSpec
+from validators.plain_text import one_line
+from validators.samples.datasets import MASK, TensorSpec, load_samples
+from validators.samples.feeds import Feeds
+from validators.samples.readers import READERS, read_arrays
+from validators.untrusted.s3_uris import SCHEME
 
 # Usual values of constants by the name of the input. Another number is 1, and a float array with several axes, which is most
 # likely a state, 0.
 USUAL = {"sr": 16000, "sample_rate": 16000, "sampling_rate": 16000}
+LABEL = "label"
+# Names without suffix of the files that are taken, the first that exists; `valid*` is the validation split of many data sets.
+STEMS = {"calibration": ("calibration", "train"), "evaluation": ("evaluation", "test", "valid*")}
+
+
+@dataclass(frozen=True)
+class JobData:
+    """Data files of a job: their names in it by role, and the reason why one does not fit the model.
+
+    `found` are the roles whose files nobody named. `label` is the array that holds the labels; `others` are the further arrays
+    that are no inputs, so that the choice is open. `labels` are those of the evaluation data. `columns` is the input that the
+    columns of a table make.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    found: Collection[str] = ()
+    label: str | None = None
+    others: Sequence[str] = ()
+    labels: NDArray[Any] | None = None
+    columns: str | None = None
 
 
 def guess_inputs(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, InputSettings]:
@@ -67,3 +99,67 @@ def _usual_constant(spec: TensorSpec) -> bool | int | str:
         return ""
     is_state = spec.dtype.startswith("float") and len(spec.shape) > 1
     return USUAL.get(spec.name.lower(), 0 if is_state else 1)
+
+
+def find_data(folders: Collection[Path]) -> dict[str, str]:
+    """Return the data files of the folders by role: the first of each role by name, folder and suffix."""
+    found: dict[str, str] = {}
+    for role, stems in STEMS.items():
+        paths = (path for stem in stems for folder in folders for path in sorted(folder.glob(f"{stem}.*")))
+        place = next((path for path in paths if path.suffix in READERS and path.is_file()), None)
+        if place is not None:
+            found[role] = str(place)
+    return found
+
+
+def look_at_data(given: Mapping[str, str], folders: Collection[Path], base: Path, feeds: Feeds) -> JobData:
+    """Return the data of a job in the folder `base`: what is given by role, else what is found in `folders`.
+
+    Files on S3 are not looked at.
+
+    Raises:
+        DataError: a given file is missing or unreadable.
+    """
+    places = {**find_data(folders), **given}
+    local = {role: Path(place) for role, place in places.items() if not place.startswith(SCHEME)}
+    files = {role: os.path.relpath(local[role], base) if role in local else place for role, place in places.items()}
+    found = places.keys() - given
+    faults: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for role, path in local.items():
+        try:
+            names[role] = list(read_arrays(path, role))
+        except DataError as error:
+            if role in given:
+                raise
+            faults[role] = one_line(f"{error.found}; {error.fix}")
+    # A mask of padding is made if a file has none.
+    inputs = {spec.name for spec in feeds.in_files} - {MASK}
+    shown = names.get("evaluation", names.get("calibration", []))
+    # Without an input the arrays beside it may be its columns, which `load_samples` then names.
+    extra = [name for name in shown if name not in {*inputs, MASK} and (name == LABEL or inputs <= set(shown))]
+    label = LABEL if LABEL in extra else next(iter(extra), None)
+    others = tuple(name for name in extra if name != label)
+    # The table of a classifier has a column for each number of its one input.
+    missing = [name for name in inputs if name not in shown]
+    columns = missing[0] if len(missing) == 1 and names else None
+    labels, unfit = _load({role: local[role] for role in names}, feeds, label or LABEL, others, columns)
+    if columns and unfit:
+        columns = None
+        labels, unfit = _load({role: local[role] for role in names}, feeds, label or LABEL, others, None)
+    return JobData(files, faults | unfit, found, label, others, labels, columns)
+
+
+def _load(
+    files: Mapping[str, Path], feeds: Feeds, label: str, ignore: tuple[str, ...], columns: str | None
+) -> tuple[NDArray[Any] | None, dict[str, str]]:
+    """Return the labels of the evaluation data, and by role why a file does not fit."""
+    labels, faults = None, {}
+    for role, path in files.items():
+        try:
+            samples = load_samples(path, feeds, label=label, role=role, ignore=ignore, columns=columns)
+        except DataError as error:
+            faults[role] = one_line(f"{error.found}; {error.fix}")
+        else:
+            labels = samples.labels if role == "evaluation" else labels
+    return labels, faults

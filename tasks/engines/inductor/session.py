@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -10,16 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tasks.runtimes.ort import failures_refused
 from tasks.runtimes.runner import ModelRunner
 from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
 from validators.samples.datasets import TensorSpec
-
-if TYPE_CHECKING:
-    pass
 
 # Distribution of the quantizer; it supports x86-64 alone.
 QUANTIZER = "torchao"
@@ -48,6 +45,11 @@ def why_missing() -> Missing | None:
 
 def why_no_gpu() -> Missing | None:
     """Return why torch computes on no GPU here; None if it does."""
+    # `doctor` asks this everywhere, and torch takes seconds to import.
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Missing("no NVIDIA driver (libcuda.so.1)", "an NVIDIA GPU and its driver", "run on a machine with a GPU")
     import torch
 
     if torch.version.cuda is None:

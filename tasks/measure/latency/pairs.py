@@ -137,14 +137,16 @@ def measure_launch(
             if not reason or not (patience.wait(disturbed, reason, time.monotonic() - started) or disturbed < TRIES):
                 return pair, reason
 
-    def ended(reason: str) -> Launch:
-        return Launch(pairs, sum(tries) - len(pairs), reason, replaced)
+    def ended(reason: str, index: int = 0) -> Launch:
+        busy = f" ({patience.busy})" if patience.busy else ""
+        told = f"{reason}{busy}, in {tries[index]} tries" if reason else ""
+        return Launch(pairs, sum(tries) - len(pairs), told, replaced)
 
     for index in range(measurement.blocks):
         pair, reason = attempt(index)
         pairs.append(pair)
         if reason:
-            return ended(f"{reason}, in {tries[index]} tries")
+            return ended(reason, index)
     for _ in range(TRIES - 1 if measurement.max_other_load is not None else 0):
         odd = odd_pairs(pairs, earlier)
         if not odd:
@@ -153,7 +155,7 @@ def measure_launch(
             replaced.setdefault(index, pairs[index])
             pairs[index], reason = attempt(index)
             if reason:
-                return ended(f"{reason}, in {tries[index]} tries")
+                return ended(reason, index)
     return ended("")
 
 

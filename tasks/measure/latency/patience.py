@@ -33,6 +33,8 @@ class RunPatience:
     ) -> None:
         self.left_seconds = seconds
         self.waited_seconds = 0.0
+        # Who computed during the last wait, with the cores used; "" before the first one.
+        self.busy = ""
         self._tell, self._pause = tell, pause
         self._told_at = -TELL_SECONDS
 
@@ -47,14 +49,18 @@ class RunPatience:
         before = processor_use()
         seconds = min(PAUSES_SECONDS[min(tries, len(PAUSES_SECONDS)) - 1], self.left_seconds)
         self._pause(seconds)
+        self.busy = busiest(before, processor_use(), seconds)
         if self.waited_seconds - self._told_at >= TELL_SECONDS:
             self._told_at = self.waited_seconds
-            minutes, rest = divmod(round(self.left_seconds), 60)
-            self._tell(
-                f"machine busy: {busiest(before, processor_use(), seconds) or reason}; waiting, {minutes}:{rest:02} left"
-            )
+            self._tell(f"machine busy: {self.busy or reason}; waiting, {self.left} left")
         self._spend(seconds)
         return True
+
+    @property
+    def left(self) -> str:
+        """The seconds that may still be waited, as minutes and seconds."""
+        minutes, rest = divmod(round(max(0.0, self.left_seconds)), 60)
+        return f"{minutes}:{rest:02}"
 
     def _spend(self, seconds: float) -> None:
         self.waited_seconds += seconds

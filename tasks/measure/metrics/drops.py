@@ -157,14 +157,17 @@ def count_flips(metric: Metric, baseline: Rows, variant: Rows) -> Flips | None:
     For right and wrong answers these are the samples that only the baseline, or only the variant, has right. The result is
     None for a metric whose single rows are neither good nor bad. Both rows are float64 `(n, k)`.
     """
-    if are_scores(baseline):
-        sign = -1.0 if metric.higher_is_better else 1.0
-        before, after = sign * baseline[:, 0], sign * variant[:, 0]
-    elif metric.losses is None:
+    before, after = row_losses(metric, baseline), row_losses(metric, variant)
+    if before is None or after is None:
         return None
-    else:
-        before, after = metric.losses(baseline), metric.losses(variant)
     return Flips(lost=int((after > before).sum()), gained=int((after < before).sum()), n=len(before))
+
+
+def row_losses(metric: Metric, rows: Rows) -> Vector | None:
+    """Return how bad each row `(n, k)` is, float64 `(n,)`, larger is worse; None if single rows are neither good nor bad."""
+    if are_scores(rows):
+        return (-1.0 if metric.higher_is_better else 1.0) * rows[:, 0]
+    return metric.losses(rows) if metric.losses else None
 
 
 def estimate_sqnr(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows
 from tasks.measure.metrics.values import signal_and_noise
 from validators.errors import CandidateRefused
+from validators.records.measurements import Accuracy
 
 # Outputs of all samples up to this size go to the metric at once. A metric makes a few float64 copies of them.
 GATHERED_BYTES = 16 * 2**20
@@ -32,6 +33,8 @@ PIECE_BYTES = 8 * 2**20
 BATCH_BYTES = 32 * 2**20
 # Copies of the metric's rows that are alive at once: the baseline's, the variant's, and a selection of each.
 ROWS_IN_MEMORY = 4
+# File beside an accuracy's scores: the class with the highest score of each sample, for a metric of classes.
+ANSWERS = "answers.npy"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class ReductionSize:
 
     memory_bytes: int
     disk_bytes: int
+
+
+def answers_of(accuracy: Accuracy) -> NDArray[np.int32] | None:
+    """Return the class with the highest score of each sample, shape `(samples,)`; None where there are no such classes."""
+    path = accuracy.scores_path.with_name(ANSWERS)
+    return np.asarray(np.load(path)) if path.exists() else None
 
 
 class BatchObserver(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import DTypeLike, NDArray
 
 from tasks.ptq.weight_only.clipping import best_ratios
@@ -64,6 +63,8 @@ def inverse_factor(gram: Floats) -> Floats:
     Raises:
         numpy.linalg.LinAlgError: the damped matrix is not positive definite, or not finite.
     """
+    from scipy.linalg import solve_triangular
+
     if not np.isfinite(gram).all():
         raise np.linalg.LinAlgError("the Gram matrix is not finite")
     hessian = 2 * gram
@@ -71,7 +72,7 @@ def inverse_factor(gram: Floats) -> Floats:
     # All inputs were zero: any damping then gives plain rounding.
     hessian[np.diag_indices_from(hessian)] += DAMPING * mean if mean > 0 else 1.0
     lower = np.linalg.cholesky(hessian)
-    half = scipy.linalg.solve_triangular(lower, np.eye(len(lower)), lower=True, overwrite_b=True, check_finite=False)
+    half = solve_triangular(lower, np.eye(len(lower)), lower=True, overwrite_b=True, check_finite=False)
     factor: Floats = np.linalg.cholesky(half.T @ half).T
     return factor
 

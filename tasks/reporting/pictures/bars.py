@@ -1,9 +1,11 @@
-"""Bar chart of the noise of each part, on a logarithmic axis."""
+"""Bar charts: the noise of each part, and samples by how far their outputs moved."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from tasks.reporting import formats
 from tasks.reporting.parts import label
@@ -18,6 +20,7 @@ LABEL_LENGTH = 38
 LEAST_BAR = 0.04
 # Length of the bar of a non-finite noise, as a share of the axis; its label needs the rest.
 ENDLESS_BAR = 0.9
+BINS, HISTOGRAM_HEIGHT = 40, 160
 
 
 def noise_spec(parts: Sequence[RankedPart]) -> Spec:
@@ -89,3 +92,27 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     every = math.ceil(len(powers) / 10)
     return tuple(10.0**power for power in powers if power % every == 0)
+
+
+def histogram_spec(values: Sequence[float], title: str) -> Spec:
+    """Return a histogram of finite values, at least one, in `BINS` bins of equal width."""
+    low, high = min(values), max(values)
+    room = 0.02 * (high - low or 1.0)
+    counts, edges = np.histogram(values, BINS, (low - room, high + room))
+    bins = [
+        {"from": start, "to": end, "count": count, "told": f"{start:.1f} to {end:.1f}: {count:,}"}
+        for count, start, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    x = {"field": "from", "type": "quantitative", "scale": {"zero": False, "nice": False}, "axis": {"title": title}}
+    return picture(
+        [{"mark": {"type": "bar", "color": LIGHT["accent"], "binSpacing": 1}}],
+        height=HISTOGRAM_HEIGHT,
+        data={"values": bins},
+        encoding={
+            "x": x,
+            "x2": {"field": "to"},
+            "y": {"field": "count", "type": "quantitative", "axis": {"title": "samples", "tickMinStep": 1}},
+            "y2": {"datum": 0},
+            "description": {"field": "told"},
+        },
+    )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.reporting import formats
 from tasks.reporting.answers import Answerer, answerers, cache_lengths
 from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.pictures.answer_pictures import PacePoint, first_token_spec, memory_spec, pace_spec
-from tasks.reporting.pictures.bars import noise_spec
+from tasks.reporting.pictures.bars import histogram_spec, noise_spec
 from tasks.reporting.pictures.coverage_map import coverage_spec
 from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
 from tasks.reporting.pictures.pareto import STYLES, Lines, Point, pareto_spec, short_names
@@ -47,7 +49,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Pictures:
-    """All pictures of a run; None if there is nothing to draw. `coverage` is by candidate."""
+    """All pictures of a run; None if there is nothing to draw. `coverage` and `differences` are by candidate."""
 
     pareto: Picture | None = None
     noise: Picture | None = None
@@ -58,15 +60,27 @@ class Pictures:
     first_tokens: Picture | None = None
     memory: Picture | None = None
     coverage: Mapping[str, Picture] = field(default_factory=dict)
+    differences: Mapping[str, Picture] = field(default_factory=dict)
 
     def of_run(self, chosen: str | None) -> dict[str, Picture]:
         """Return the existing pictures of the run as a whole and of the chosen candidate, by name."""
-        named = vars(self) | {"coverage": self.coverage.get(chosen or "")}
+        of_chosen = {"coverage": self.coverage.get(chosen or ""), "differences": self.differences.get(chosen or "")}
+        named = vars(self) | of_chosen
         return {name: picture for name, picture in named.items() if picture is not None}
 
 
-def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) -> Pictures:
-    """Draw all pictures of a run; `trials` hold the raw latencies and the nodes, which the result document omits."""
+def draw_pictures(
+    result: Result,
+    gates: Gates,
+    trials: Iterable[Trial] = (),
+    sqnr_db: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+) -> Pictures:
+    """Draw all pictures of a run.
+
+    `trials` hold the raw latencies and the nodes, `sqnr_db` the ratio of signal to noise of each sample by candidate; the
+    result document omits both.
+    """
+    drawn = {name: draw_differences(name, ratios) for name, ratios in sqnr_db.items()}
     by_name = {trial.candidate: trial for trial in trials}
     maps = {name: draw_coverage(name, trial.coverage) for name, trial in by_name.items() if trial.coverage}
     return Pictures(
@@ -79,6 +93,7 @@ def draw_pictures(result: Result, gates: Gates, trials: Iterable[Trial] = ()) ->
         first_tokens=draw_first_tokens(result),
         memory=draw_memory(result),
         coverage={name: picture for name, picture in maps.items() if picture is not None},
+        differences={name: picture for name, picture in drawn.items() if picture is not None},
     )
 
 
@@ -239,6 +254,22 @@ def draw_coverage(name: str, coverage: Coverage) -> Picture | None:
         f"low precision; {len(coverage.float_nodes)} nodes ran in float."
     )
     return Picture(spec, description)
+
+
+def draw_differences(candidate: str, sqnr_db: NDArray[np.float64]) -> Picture | None:
+    """Draw how many samples moved how far, shape `(samples,)` in dB; None if none has a finite ratio."""
+    finite = sqnr_db[np.isfinite(sqnr_db)]
+    if not len(finite):
+        return None
+    equal = int(np.isposinf(sqnr_db).sum())
+    told = f"; {equal:,} more are equal to the source's" if equal else ""
+    description = (
+        f"{candidate}: ratio of signal to noise of the output of {len(finite):,} samples, from {finite.min():.1f} to "
+        f"{finite.max():.1f} dB, median {np.median(finite):.1f} dB{told}."
+    )
+    return Picture(
+        histogram_spec(finite.tolist(), "signal to quantization noise of a sample, dB (better →)"), description
+    )
 
 
 def measured_points(result: Result) -> list[Point]:

@@ -8,11 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from conftest import Tiny
 from rich.console import Console
 
+from flows.cli import run
 from flows.cli.progress import Progress, show_progress
 from tasks.run.progress_events import (
     BASELINE,
@@ -22,11 +24,13 @@ from tasks.run.progress_events import (
     MAKE,
     MEASURE,
     PROBE,
+    WAIT,
     Stage,
     stage,
     watch_stages,
 )
 from tasks.run.step import step
+from validators.errors import JobError
 from validators.job.read_job import parse_job
 
 
@@ -85,6 +89,25 @@ def test_time_left_is_that_of_the_whole_run(clock: Clock) -> None:
     assert progress.seconds_left() == pytest.approx(6 + 3)
     progress.changed(Stage(CONFIRM, CONFIRM), begins=False)
     assert progress.seconds_left() == pytest.approx(3)
+
+
+def test_time_left_names_the_wait_for_a_quiet_machine(clock: Clock) -> None:
+    """From the first pause to the end of the measurement, also while it tries again."""
+    progress = Progress({"ort-cpu": 1}, timing_seconds=10.0)
+    events = [(Stage(BASELINE, "b"), 2.0), (Stage(MAKE, "a"), 2.0)]
+    for one, seconds in events:
+        progress.changed(one, begins=True)
+        clock.now += seconds
+        progress.changed(one, begins=False)
+    measuring, waiting = Stage(MEASURE, "measure a"), Stage(WAIT, "up to 4:32 of waiting for a quiet machine")
+    progress.changed(measuring, begins=True)
+    progress.changed(waiting, begins=True)
+    progress.changed(waiting, begins=False)
+    line, below = progress.lines()
+    assert line.endswith("about 00:23 left and up to 4:32 of waiting for a quiet machine")
+    assert below == ["measure a  00:00"]
+    progress.changed(measuring, begins=False)
+    assert progress.lines()[0].endswith("about 00:13 left")
 
 
 def test_time_left_of_a_race(clock: Clock) -> None:
@@ -179,3 +202,22 @@ def test_terminal_shows_stage_below_lines_and_file_lines_alone(tiny: Tiny) -> No
     assert "calibrated" in terminal and "make int8-static-minmax-pc@ort-cpu  00:00" in terminal
     assert "0 of 1 made" in terminal and "left" not in terminal
     assert [line.split("s  ", 1)[1] for line in file.splitlines()] == ["calibrated"]
+
+
+def test_a_run_says_that_it_starts_before_it_loads(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect and the libraries take seconds: they are a stage, and a line in a pipe."""
+    started: list[str] = []
+    pipe = io.StringIO()
+    monkeypatch.setattr(run, "err", Console(file=pipe, width=200))
+    monkeypatch.setattr(run, "prepared", lambda: started.append(pipe.getvalue()))
+    monkeypatch.setattr(run, "start_server", lambda: None)
+    job = parse_job(tiny.job(source="models:/tiny/1", target="ort-cpu"), base=Path())
+    seen: list[tuple[str, bool]] = []
+
+    def load() -> NoReturn:
+        raise JobError(found="nothing", expected="a flow", fix="none")
+
+    with watch_stages(lambda stage, begins: seen.append((stage.name, begins))):
+        run._follow(lambda: job, {}, load)
+    assert "models:/tiny/1 for ort-cpu: starting Prefect and loading the libraries" in started[0]
+    assert seen == [(run.START, True), (run.START, False)]

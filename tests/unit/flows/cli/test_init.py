@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import yaml
+from conftest import Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
 
+from flows.cli.app import app
 from flows.cli.init import job_skeleton
 from tasks.evidence.model_facts import ModelFacts, describe_file
 from validators.job.candidate_name import decode
-from validators.job.read_job import parse_job
+from validators.job.read_job import parse_job, read_job
 from validators.records.run import AbsentEngine
-from validators.samples.datasets import TensorSpec
+from validators.samples.datasets import TensorSpec, load_samples
 
 PICTURES = TensorSpec("x", "float32", ("batch", 3, "height", "width"))
 TOKENS = TensorSpec("ids", "int64", ("batch", "sequence"))
@@ -173,3 +178,120 @@ def test_a_sigmoid_in_every_branch_is_seen(tmp_path: Path) -> None:
     assert probabilities("Relu", "Sigmoid", "Sigmoid") == {"y"}
     assert probabilities("Sigmoid", "Identity", "Sigmoid") == {"y"}, "made outside of the branch"
     assert probabilities("Relu", "Sigmoid", "Relu") == frozenset()
+
+
+def init(folder: Path, *options: str) -> tuple[str, Any]:
+    """Return the text of the job that `init` writes for `folder/m.onnx`, and its answer."""
+    job = folder / "job.yaml"
+    done = CliRunner().invoke(app, ["init", str(folder / "m.onnx"), "--out", str(job), *options])
+    return job.read_text() if job.exists() else "", done
+
+
+@pytest.fixture
+def place(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the small model alone."""
+    monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path / "state"))
+    shutil.copy(tiny.model, tmp_path / "m.onnx")
+    return tmp_path
+
+
+def save(path: Path, **renamed: str) -> None:
+    """Write samples of the small model, with arrays under other names."""
+    np.savez(path, **{renamed.get(name, name): array for name, array in tiny_samples(64, 5).items()})
+
+
+@pytest.mark.parametrize(
+    ("calibration", "evaluation", "options"),
+    [
+        ("calibration.npz", "evaluation.npz", ()),
+        ("train.npz", "valid_2.npz", ()),
+        ("a.npz", "b.npz", ("--calibration", "{}/a.npz", "--evaluation", "{}/b.npz", "--metric", "f1_macro")),
+    ],
+)
+def test_a_job_with_data_and_a_metric_loads_as_written(
+    place: Path, calibration: str, evaluation: str, options: tuple[str, ...]
+) -> None:
+    """Nothing is left to edit: no line of data, label or metric is to be checked, and the files fit the model by the job."""
+    for name in (calibration, evaluation):
+        save(place / name, label="y")
+    text, done = init(place, *(option.format(place) for option in options))
+    assert done.exit_code == 0, done.output
+    job = read_job(place / "job.yaml")
+    assert (job.target, job.data.calibration, job.data.evaluation) == ("cpu", place / calibration, place / evaluation)
+    assert (job.data.label, job.metric) == ("y", "f1_macro" if options else "accuracy")
+    must_change = [
+        line for line in text.splitlines() if "CHECK" in line and line.split(":")[0].strip("# ") not in LATER
+    ]
+    assert must_change == ["# Generated from the model's metadata. Review the lines marked CHECK, then run"]
+    assert ("found calibration data" in done.output) == (not options)
+    for path in (job.data.calibration, job.data.evaluation):
+        assert isinstance(path, Path)
+        samples = load_samples(path, describe_file(place / "m.onnx").inputs, label=job.data.label, role="evaluation")
+        assert samples.labels is not None and len(samples) == 64
+
+
+# Settings that have a value which works; the mark asks whether it is the user's.
+LATER = ("groups", "max_drop", "portable")
+
+
+def test_classes_that_are_no_indices_leave_the_metric_open(place: Path) -> None:
+    arrays = tiny_samples(64, 5)
+    np.savez(place / "evaluation.npz", x=arrays["x"], label=arrays["label"] + 1)
+    text, _ = init(place)
+    assert "# CHECK: logits: float32[batch, 4] looks like scores" in text
+    assert "  calibration: calibration.npz  # CHECK\n  evaluation: evaluation.npz  # found" in text
+    assert "make the data files that are missing" in text
+
+
+def test_several_arrays_beside_the_inputs_are_label_candidates(place: Path) -> None:
+    arrays = tiny_samples(64, 5)
+    np.savez(place / "test.npz", x=arrays["x"], cohort=arrays["label"], digit=arrays["label"])
+    text, _ = init(place)
+    assert "  label: cohort  # CHECK: or one of ['digit']; name the rest in `ignore`" in text
+
+
+def test_data_that_does_not_fit_is_named_with_the_fix(place: Path) -> None:
+    """A table of plain columns makes an input if the job says so."""
+    save(place / "calibration.npz", x="pixels")
+    arrays = tiny_samples(64, 5)
+    columns = [f"f{number}" for number in range(64)]
+    rows = np.column_stack([arrays["x"], arrays["label"]])
+    np.savetxt(place / "test.csv", rows, delimiter=",", header=",".join([*columns, "label"]), comments="")
+    text, done = init(place)
+    (calibration,) = [line for line in text.splitlines() if line.startswith("  calibration:")]
+    assert (
+        "CHECK: calibration data calibration.npz has arrays" in calibration and "rename 'pixels' to 'x'" in calibration
+    )
+    (evaluation,) = [line for line in text.splitlines() if line.startswith("  evaluation:")]
+    assert "add `columns: x` to `data`" in evaluation and "  label: label\n" in text
+    assert "check evaluation data: " in done.output and read_job(place / "job.yaml")
+
+
+def test_the_columns_of_tables_make_the_one_input(place: Path) -> None:
+    """As a data frame with its labels is written: nothing is left to edit."""
+    arrays = tiny_samples(64, 5)
+    header = ",".join([*(f"f{number}" for number in range(64)), "label"])
+    for name in ("train.csv", "test.csv"):
+        rows = [",".join([*map(str, row), str(label)]) for row, label in zip(arrays["x"], arrays["label"], strict=True)]
+        (place / name).write_text("\n".join([header, *rows]))
+    text, done = init(place)
+    assert "  columns: x  # made of the columns in their order\n  label: label\n" in text, done.output
+    job = read_job(place / "job.yaml")
+    assert (job.data.columns, job.metric) == ("x", "accuracy") and "CHECK: logits" not in text
+    inputs = describe_file(place / "m.onnx").inputs
+    samples = load_samples(place / "test.csv", inputs, label="label", role="evaluation", columns=job.data.columns)
+    np.testing.assert_allclose(samples.inputs["x"], arrays["x"])
+
+
+@pytest.mark.parametrize("options", [("--metric", "acuracy"), ("--calibration", "none.npz")])
+def test_a_metric_or_file_that_does_not_exist_writes_nothing(place: Path, options: tuple[str, ...]) -> None:
+    text, done = init(place, *options)
+    assert (text, done.exit_code) == ("", 2)
+
+
+@pytest.mark.parametrize("metric", ["ece", "recall_at_k", "iou", "wer", "sqnr", "mine:score"])
+def test_a_given_metric_has_the_lines_that_it_needs(place: Path, metric: str) -> None:
+    text, done = init(place, "--metric", metric)
+    assert done.exit_code == 0, done.output
+    assert read_job(place / "job.yaml").metric == metric
+    assert "# The model's outputs suggest accuracy" in text

@@ -107,10 +107,13 @@ def test_a_wait_is_told_with_who_computes() -> None:
     try:
         patience = RunPatience(300.0, told.append, lambda seconds: time.sleep(min(seconds, 0.5)))
         measure_launch(Machine([*[bad] * 12, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
+        spent = RunPatience(0.1, told.append, lambda seconds: time.sleep(0.5))
+        ended = measure_launch(Machine([bad]), FOUR, patience=spent)
     finally:
         burner.kill()
         burner.wait()
-    first, second = told
+    first, second, _ = told
+    assert re.search(r"as beside the other \(.*python\S* [0-9.]+ cores.*\), in 3 tries$", ended.disturbance)
     assert re.fullmatch(r"machine busy: .*python\S* [0-9.]+ cores.*; waiting, 5:00 left", first)
     assert re.fullmatch(r"machine busy: .*; waiting, 4:4[0-9] left", second)
 

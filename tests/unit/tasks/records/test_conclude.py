@@ -125,7 +125,6 @@ FINDINGS = Findings(
     baseline=accuracy(0.77),
     baseline_bytes=1000,
     trials=(GOOD, UNSURE, FAILED, REFUSED),
-    report=Path("/state/report.html"),
 )
 KEPT = "int8-static-minmax-pt-keep1@ort-cpu"
 RANKED = (
@@ -348,7 +347,7 @@ def test_the_document_holds_what_was_measured() -> None:
     }
     assert written["source"] == {"uri": "models:/tiny/3", "name": "tiny", "version": "3", "digest": "a" * 64}
     assert written["inventory"]["runtimes"] == {"onnxruntime": "1.31.1"}
-    assert written["report"] == "/state/report.html" and written["target"] == "ort-cpu"
+    assert written["report"] is None and written["target"] == "ort-cpu"
 
 
 BUSY = replace(verdict("speedup", "inconclusive"), disturbed=True)
@@ -372,8 +371,13 @@ def test_what_could_not_be_timed_is_no_verdict(verdicts: tuple[Verdict, ...], ou
     assert found.outcome == outcome
     if outcome == "error":
         assert found.error is not None
-        assert found.error.found == f"the machine was too busy to time 1 candidate: {FAST}: speedup is off"
-        assert found.error.fix == "run the same command again: only timing is repeated, about 10 s"
+        told = f"speed not judged: the machine was too busy to time 1 candidate: {FAST}: speedup is off"
+        assert found.error.found == told
+        assert found.reason.startswith(f"{told}; of 3 candidates 1 failed, 1 inconclusive, 1 refused;")
+        assert found.error.fix == (
+            "run the same command again once the machine is quiet: only timing is repeated, about 10 s; while it is busy, "
+            "a run waits for up to 300 s more (measurement.patience_seconds)"
+        )
     won = conclude(job, replace(findings, best=GOOD, champion=NEW), Clock())
     assert won.outcome == "promoted"
 
@@ -399,7 +403,8 @@ def test_what_could_not_be_tried_is_no_verdict(findings: Findings, outcome: str)
     found = conclude(make_job(), replace(findings, trials=(*findings.trials, untried)), Clock())
     told = f"1 of 5 candidates could not be tried (infrastructure): {KEPT}: a dead disk"
     assert found.outcome == outcome
-    assert found.reason.endswith(told)
+    assert found.reason.startswith(told) if outcome == "error" else found.reason.endswith(told)
+    assert "no variant wins" not in found.reason, "one outcome alone"
     assert (found.error.found if found.error else None) == (told if outcome == "error" else None)
     assert conclude(make_job(), findings, Clock()).outcome == ("no_variant" if outcome == "error" else outcome)
 

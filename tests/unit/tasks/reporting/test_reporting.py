@@ -34,11 +34,11 @@ from report_data import (
 )
 
 from tasks.reporting import formats, markdown, page, parts, rows
-from tasks.reporting.details import coverage_facts
+from tasks.reporting.details import coverage_facts, nodes_table
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from validators.job.read_job import parse_job
 from validators.records import run as records
-from validators.records.measurements import KernelTime
+from validators.records.measurements import KernelTime, MultipliedNode
 from validators.records.result import CalibrationResult, ErrorResult, Result
 from validators.records.run import ChampionResult, CheckResult, RefusalResult, SourceResult
 from validators.records.verdicts import RankedPart, Recovery, Verdict
@@ -152,7 +152,8 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     result = RESULT.model_copy(update=changes)
     drawn = draw_pictures(result, JOB.gates)
     assert drawn.pareto is not None and "alert" in drawn.pareto.svg
-    text = page.render_page(result, JOB, (), drawn, {EVIL: "https://example.org/" + EVIL, "x": "javascript:alert(1)"})
+    facts = [(EVIL, EVIL, "https://example.org/" + EVIL), ("x", "y", "javascript:alert(1)")]
+    text = page.render_page(result, JOB, (), drawn, page.About(EVIL, EVIL, facts))
     assert [tag for tag, _ in Reader(text).tags].count("script") == 1
     assert "javascript:" not in text
     assert EVIL not in text and text.count("&lt;script&gt;") > 25
@@ -161,6 +162,33 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     told = result.model_copy(update={"recovery": lost})
     page_of = render_recovered(told)
     assert EVIL not in page_of + markdown.verdict_markdown(told) and "Most sensitive parts" in page_of
+
+
+def test_the_page_says_which_run_it_is_of() -> None:
+    """When it began and how long it took on top; below, where it is recorded, with links that are safe."""
+    facts = [("run in MLflow", "ab12", "http://127.0.0.1:5000/#/runs/ab12"), ("flow run", "x", "data:text/html,x")]
+    text = page.render_page(RESULT, JOB, about=page.About("ab12", "2026-11-28 10:00 UTC", facts))
+    assert "ort-cpu · 2026-11-28 10:00 UTC · 84.2 s</p>" in text and "84.2 s in all" in text
+    assert '<a href="http://127.0.0.1:5000/#/runs/ab12" rel="noreferrer">ab12</a>' in text
+    assert "<dd>x</dd>" in text and "data:text/html" not in text
+
+
+def test_every_node_stands_with_its_kernel_and_precision() -> None:
+    nodes = (MultipliedNode("first", "QGemm", 300), MultipliedNode("head", "Gemm", 90), MultipliedNode("rest", "", 10))
+    coverage = records.Coverage({"QGemm": 300, "Gemm": 90}, ("QGemm",), ("head",), (), products=nodes)
+    table = nodes_table("a", coverage)
+    assert table.texts()[:2] == [("first", "QGemm", "low", "75.0"), ("head", "Gemm", "float", "22.5")]
+    assert not nodes_table("a", replace(coverage, products=()))
+    shown = page.render_page(RESULT, JOB, [replace(each, coverage=each.coverage and coverage) for each in TRIALS])
+    assert "Every node that multiplies" in shown and '<th scope="row">head</th>' in shown
+
+
+def test_a_page_warns_of_disturbed_timing() -> None:
+    busy = replace(RESULT.candidates[1].latencies[0], disturbance="chromium took 0.9 cores")
+    disturbed = RESULT.candidates[1].model_copy(update={"latencies": [busy]})
+    changed = RESULT.model_copy(update={"candidates": [RESULT.candidates[0], disturbed]})
+    told = f"the speed of {disturbed.name} has no bounds"
+    assert told in page.render_page(changed, JOB) and "Timing was disturbed" not in page.render_page(RESULT, JOB)
 
 
 def test_each_candidate_has_one_row_and_one_list_of_gates() -> None:
@@ -304,6 +332,6 @@ def test_the_page_names_the_gpu_or_says_that_there_is_none() -> None:
 
 def test_headline_is_the_choice_or_what_the_candidates_came_to() -> None:
     """The sign of the metric's change, not of its drop."""
-    assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy -0.70 pp"]
+    assert markdown.headline(RESULT) == [CHOSEN, "1.51x as fast", "accuracy drop +0.70 pp"]
     assert markdown.headline(NO_VARIANT) == ["8 failed", "1 inconclusive", "1 refused"]
     assert markdown.headline(REFUSED) == []

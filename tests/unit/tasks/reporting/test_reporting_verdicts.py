@@ -11,7 +11,7 @@ from test_reporting import render
 from tasks.reporting.confirmation import confirmation_table, tell_confirmation
 from tasks.reporting.details import SHOWN_SLICES, slices_table, tell_flips
 from tasks.reporting.formats import NO_VALUE, gate_value
-from tasks.reporting.markdown import verdict_markdown
+from tasks.reporting.markdown import sentence, verdict_markdown
 from tasks.reporting.rows import why
 from validators.records.measurements import Estimate, Flips
 from validators.records.result import ConfirmedResult, Result, SliceResult
@@ -163,3 +163,28 @@ def test_a_slow_candidate_says_why(name: str, isa: list[str], in_low_precision: 
     changes = {"name": name, "verdicts": [other, verdict], "outcome": "failed", "coverage_time": in_low_precision}
     candidate = RESULT.candidates[0].model_copy(update=changes)
     assert why(candidate, "accuracy", isa) == f"drop above +2.00 pp; speedup below 1.05x{told}"
+
+
+def test_a_disturbed_speed_is_not_judged() -> None:
+    """Its accuracy, size and coverage are in the same row."""
+    busy = Verdict(
+        "speedup", "inconclusive", 1.2, 1.05, "at_least", reason="chromium took 0.9 cores; more", disturbed=True
+    )
+    candidate = RESULT.candidates[0].model_copy(update={"verdicts": [busy], "outcome": "inconclusive"})
+    assert why(candidate, "accuracy") == "speedup not judged: chromium took 0.9 cores"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "line", "first"),
+    [
+        ("promoted", "b is 2x", "promoted: b is 2x", "**promoted**: b is 2x"),
+        ("awaiting_approval", "b waits", "awaiting approval: b waits", "**awaiting approval**: b waits"),
+        ("error", "too busy: b", "error: too busy: b", "**error**: too busy: b"),
+        ("no_variant", "no variant wins: of 2", "no variant wins: of 2", "**no variant wins**: of 2"),
+        ("refused", "the data was refused", "the data was refused", "**the data was refused**"),
+    ],
+)
+def test_one_headline_for_one_outcome(outcome: str, reason: str, line: str, first: str) -> None:
+    result = RESULT.model_copy(update={"outcome": outcome, "reason": reason})
+    assert sentence(result) == line
+    assert verdict_markdown(result).splitlines()[0] == first

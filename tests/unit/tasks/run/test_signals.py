@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +42,7 @@ def build_a_validator(number: int) -> None:
     class Named(type):
         @property
         def __name__(cls) -> str:  # type: ignore[override]  # a string when read, as in `type`
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             return "Built"
 
     class Built(metaclass=Named):
@@ -54,7 +53,7 @@ def build_a_validator(number: int) -> None:
 
 def swallow(number: int) -> None:
     with contextlib.suppress(BaseException):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
 
 
 def test_pydantic_makes_an_error_of_its_own(number: int) -> None:
@@ -73,10 +72,27 @@ def test_a_step_ends_with_what_the_handler_raised(number: int, work: Callable[[i
     assert signal.getsignal(number) is end
 
 
+def test_the_next_step_does_not_begin(number: int) -> None:
+    """Swallowed between two steps of a flow: neither that step nor the rest is done."""
+    done: list[str] = []
+
+    @shielded
+    def flow() -> None:
+        swallow(number)
+        done.append("rest of the body")
+        shielded(done.append)("step")
+
+    with pytest.raises(KeyboardInterrupt):
+        flow()
+    assert done == ["rest of the body"]
+    shielded(done.append)("the next run")
+    assert done[-1] == "the next run", "a signal ends one run"
+
+
 def test_errors_without_a_signal_pass(number: int) -> None:
     with pytest.raises(ValueError, match="another"), signals_kept() as raised:
         raise ValueError("another")
-    assert raised == [] and signal.getsignal(number) is signal.default_int_handler
+    assert not raised and signal.getsignal(number) is signal.default_int_handler
     signal.signal(number, signal.SIG_IGN)
     with signals_kept():
         assert signal.getsignal(number) is signal.SIG_IGN
