@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import logging
 import os
 import platform
@@ -136,8 +135,6 @@ for group, functions in GROUPS.items():
 def main() -> None:
     """Run the console script, and end the process without taking its objects apart: with torch loaded that takes 1.6 s."""
     code = 1
-    # Imports create objects in plenty, and none of them is garbage: collections took an eighth of a short command's time.
-    gc.set_threshold(50_000)
 
     def leave() -> None:
         # Registered before others are, so called after them; the modules above have registered this one alone.

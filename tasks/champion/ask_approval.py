@@ -20,6 +20,7 @@ from tasks.registry.champion_slot import place_of
 from tasks.reporting.markdown import question_markdown, verdict_markdown
 from tasks.run.context import Run, log
 from tasks.run.loaded_run import LoadedRun
+from tasks.run.step import step
 from validators.errors import JobError
 from validators.plain_text import as_markdown
 from validators.records.result import Result
@@ -31,6 +32,8 @@ DEPLOYMENT = "quantize/on-demand"
 CANDIDATE_LABEL = "quantgate.candidate"
 # Limit of answers read for one run; each belongs to a different question.
 _ANSWERS = 100
+# A step of its own, so that it is tried again: the page links the run, whose address MLflow knows.
+_written = step("write the report")(write_report)
 
 
 class Answer(RunInput):
@@ -127,7 +130,7 @@ def _ask(run: LoadedRun, record: str, findings: Findings, question: str) -> None
     seconds = max(1, round(run.job.approval.expires_hours * 3600))
     until = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%d %H:%M UTC}"
     result = conclude_awaiting(run.job, findings, run.clock, until)
-    page = write_report(run, record, findings, result)
+    page = _written(run, record, findings, result)
     address = record_awaiting(run, record, result, page)
     text = _question(run, findings, result, address)
     create_markdown_artifact(

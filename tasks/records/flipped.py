@@ -24,14 +24,14 @@ _LABEL = 40
 
 @dataclass(frozen=True)
 class Changes:
-    """What a variant changed: the table of its worst samples, and the ratio of signal to noise of each sample in dB."""
+    """Effects of a variant on samples: the table of those that became worse, and each one's ratio of signal to noise in dB."""
 
     worst: ReportTable
     sqnr_db: NDArray[np.float64]
 
 
 def changes_of(run: LoadedRun, baseline: Accuracy | None, trials: Iterable[Trial]) -> dict[str, Changes]:
-    """Return what each variant changed on the samples that choose; without those whose samples have no rows of their own."""
+    """Return the effects of each variant on the samples that choose; empty for a metric whose rows span several samples."""
     if baseline is None or baseline.samples_a_row != 1:
         return {}
     chosen = np.flatnonzero(~run.evidence.confirmation)

@@ -1,4 +1,4 @@
-"""What to do after a run: the command for the winner, or what the best of the losers lacks, as a change of the job."""
+"""Advice for after a run: commands for the winner, or the change of the job with which the nearest candidate would pass."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ SHOWN_TENSORS = 3
 
 @dataclass(frozen=True)
 class About:
-    """What a page says of its run beside the result: the id in MLflow, when it began (UTC), and facts with their links.
+    """Facts of a run for its page, beside the result: the id in MLflow, when it began (UTC), and words with links.
 
     `facts` are words, text and address; an address is a URL of a server, a relative path, or empty.
     """
