@@ -110,7 +110,8 @@ def compare_with_champion(run: LoadedRun, baseline: Accuracy, best: Trial, champ
             holder, variant = contestants(run, champion, best.variant)
             holder = with_engine(run, holder)
             reference = Reference(baseline, baseline_variant(run))
-            accuracy, _ = measure_accuracy(run, holder, reference)
+            kept = run.evidence.confirmation
+            accuracy, _ = measure_accuracy(run, holder, reference, kept if kept.any() else None)
             latency, _ = latency_of(run, holder, variant, run.job.measurement.points[0])
         except (VersionUnsound, LibraryUnnamed) as error:
             return _unmeasured(best, champion, f"{error.found}; {_UNMEASURED}")

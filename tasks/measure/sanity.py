@@ -46,8 +46,8 @@ def probe_batches(samples: Samples, asked: Sequence[Feed]) -> list[Feed]:
     """Return batches of the first one's size, evenly spread over the other samples."""
     size = asked[0].rows
     first, last = len(asked), len(samples) // size - 1
-    order = np.unique(np.linspace(first, last, PROBES).astype(int)).tolist() if first <= last else []
-    return list(samples.batches(size, order))
+    numbers = np.linspace(first, last, PROBES if first <= last else 0).astype(int)
+    return list(samples.batches(size, (np.unique(numbers)[:, None] * size + np.arange(size)).reshape(-1)))
 
 
 def make_sanity(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import CONFIRM
@@ -17,6 +19,7 @@ from tasks.trials.inspect_variant import agreement_with_baseline
 from tasks.trials.judge import judged_data_of, rank_passing
 from tasks.trials.judge_on_samples import JudgedData, confirmed_of
 from tasks.trials.make_candidate import refused
+from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
 from tasks.trials.measure_fp16 import halves_of
 from tasks.trials.measure_latency import latency_of
@@ -54,7 +57,7 @@ def confirm_winner(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
     for trial in passing[: confirmations_left(run.job, trials)]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, judged_data, trial, halves)
+                again = _judge_again(run, judged_data, _with_kept_samples(run, baseline, trial), halves)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -108,6 +111,19 @@ def _judge_again(run: LoadedRun, judged_data: JudgedData, trial: Trial, halves: 
     )
     everything = (*trial.verdicts, *again)
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
+
+
+def _with_kept_samples(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Trial:
+    """Return the trial with the results on all samples: those that its selection left out are measured now."""
+    known, variant = trial.accuracy, trial.variant
+    assert known and variant
+    rest = np.isnan(np.load(known.finite_path))
+    if not rest.any():
+        return trial
+    reference = Reference(baseline, baseline_variant(run))
+    every, _ = measure_accuracy(run, variant, reference, rest, known=known, alone=True)
+    paths = {"scores_path": every.scores_path, "finite_path": every.finite_path, "noise_path": every.noise_path}
+    return replace(trial, accuracy=replace(known, **paths))
 
 
 def _measure_again(run: LoadedRun, trial: Trial, confidence: float, beside: Variant | None = None) -> Latency:

@@ -74,23 +74,22 @@ class JudgedData:
 class DropWatch:
     """Looks at a candidate's drop while its accuracy is measured, and ends it once the drop gate cannot pass any more.
 
-    Batches of `size` samples arrive in a random order, since neighbours in a file may resemble each other. At each look a
-    bound holds for the drop on all samples that choose (see `race_rules.least_mean`), by the pseudo-values of the batches
+    Batches of `size` of the samples that choose arrive in a random order, since neighbours in a file may resemble each other.
+    At each look a bound holds for the drop on all of them (see `race_rules.least_mean`), by the pseudo-values of the batches
     (J. W. Tukey's jackknife): for a mean these are the drops of the batches, and other metrics of samples have them as well.
     """
 
     judged_data: JudgedData
     size: int
-    order: NDArray[np.intp] = field(init=False)
     samples: NDArray[np.intp] = field(init=False)
     _seen: int = 0
     _batches: list[tuple[Rows, Rows]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        count = len(self.judged_data.confirmation)
-        self.order = np.random.default_rng(self.judged_data.job.seed).permutation(-(-count // self.size))
-        numbers = np.arange(count)
-        self.samples = np.concatenate([numbers[each * self.size : (each + 1) * self.size] for each in self.order])
+        chosen = np.flatnonzero(self.judged_data.selection)
+        batches = [chosen[start : start + self.size] for start in range(0, len(chosen), self.size)]
+        order = np.random.default_rng(self.judged_data.job.seed).permutation(len(batches))
+        self.samples = np.concatenate([batches[number] for number in order])
 
     def look(self, rows: Rows) -> None:
         """Add a batch's rows, float64 `(batch, k)`.
@@ -100,13 +99,12 @@ class DropWatch:
         """
         samples = self.samples[self._seen : self._seen + len(rows)]
         self._seen += len(rows)
-        chosen = self.judged_data.selection[samples]
-        if chosen.any():
-            self._batches.append((self.judged_data.baseline_rows[samples[chosen]], rows[chosen]))
-        looks = looks_at(len(self.order))
-        if len(self._batches) not in looks or not chosen.any():
+        self._batches.append((self.judged_data.baseline_rows[samples], rows))
+        count = -(-len(self.samples) // self.size)
+        looks = looks_at(count)
+        if len(self._batches) not in looks:
             return
-        least = least_mean(self._pseudo_values(), len(self.order), len(looks))
+        least = least_mean(self._pseudo_values(), count, len(looks))
         bound = self.judged_data.job.gates.drop_bound
         if least > bound:
             name, part = self.judged_data.metric.name, f"{self._seen} of {len(self.samples)} samples"

@@ -113,7 +113,8 @@ def _evaluated(run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: Ju
     # Batches say nothing about samples of one group, which lie in several of them.
     has_groups = run.evidence.evaluation.clusters is not None
     watch_of = partial(DropWatch, judged_data) if judged_data and not has_groups else None
-    accuracy, had_accuracy = measure_accuracy(run, trial.variant, reference, watch_of=watch_of)
+    selection = ~run.evidence.confirmation
+    accuracy, had_accuracy = measure_accuracy(run, trial.variant, reference, selection, watch_of=watch_of)
     accuracy = on_selection(run.job, run.evidence, accuracy)
     agreement, had_agreement = agreement_with_baseline(run, trial.variant)
     cached = trial.cached and had_accuracy and had_agreement

@@ -1,4 +1,7 @@
-"""Accuracy of one artifact on the whole evaluation set: results per sample, stored under the digest of all their inputs."""
+"""Accuracy of one artifact on evaluation samples: results per sample, stored under the digest of all their inputs.
+
+The baseline runs on all samples, a variant on those that choose, and on those kept for confirmation once it is confirmed.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from tasks.measure.metrics.reduction import (
     KEPT_SHARE,
     BatchObserver,
     Reduced,
+    answers_of,
     batch_size,
     reduce_outputs,
 )
@@ -29,6 +33,7 @@ from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric, keeps_noise
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
+from validators.digests import digest_values
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
 from validators.job.job import Job
 from validators.job.metric_facts import metric_facts
@@ -54,14 +59,18 @@ def measure_accuracy(
     run: LoadedRun,
     variant: Variant,
     reference: Reference | None,
+    part: NDArray[np.bool_] | None = None,
     *,
+    known: Accuracy | None = None,
     alone: bool = False,
     watch_of: Callable[[int], BatchObserver] | None = None,
 ) -> tuple[Accuracy, bool]:
     """Return the accuracy of a variant, and True if it was in the store; `reference` is None for the baseline itself.
 
-    With `alone`, nothing else of the run computes meanwhile, so all threads of the settings are used instead of half. If the
-    metric is known batch by batch, `watch_of` makes an observer of batches of a size, which may end the measurement.
+    Of the samples in the mask `part`, bool `(samples,)`, if each can be judged by itself; else of all. The files have a row for
+    each sample: that of `known`, or NaN, for those outside of `part`. With `alone`, nothing else of the run computes meanwhile,
+    so all threads of the settings are used instead of half. If the metric is known batch by batch, `watch_of` makes an observer
+    of batches of a size, which may end the measurement.
 
     Raises:
         CandidateRefused: the runtime does not load or run the variant, or the metric fails on the variant's outputs; `stopped`
@@ -72,6 +81,9 @@ def measure_accuracy(
     """
     job, evidence, settings = run.job, run.evidence, variant.session
     metric = job_metric(job)
+    if part is not None and (part.all() or not _has_parts(metric, evidence)):
+        part = None
+    rows = np.arange(len(evidence.evaluation)) if part is None else np.flatnonzero(part)
     inputs = (
         variant.measured_as,
         evidence.evaluation.file.digest,
@@ -82,13 +94,16 @@ def measure_accuracy(
         # Integer kernels saturate differently by instruction set, so accuracy depends on the device.
         run.inventory.device_key,
         str(reference.accuracy.scores_path) if reference else None,
+        None if part is None else digest_values(rows.tolist()),
+        str(known.scores_path) if known else None,
     )
 
     def measure(folder: Path) -> Accuracy:
         threads = settings.threads if alone else settings.threads // 2
-        watch = watch_of(_size(evidence)) if watch_of and _is_watchable(metric) else None
+        watch = watch_of(_size(evidence)) if watch_of and _has_parts(metric, evidence) else None
+        measured = watch.samples if watch else rows
         try:
-            reduced = _reduced(run, evidence, metric, variant, reference, threads, folder, watch)
+            reduced = _reduced(run, evidence, metric, variant, reference, threads, folder, measured, watch, known)
         except JobError as error:
             if reference is None or isinstance(error, BudgetExceeded):
                 raise
@@ -96,7 +111,7 @@ def measure_accuracy(
             raise CandidateRefused(
                 kind="invalid", found=error.found, expected=f"{error.expected}, as for the baseline", fix=error.fix
             ) from error
-        return _kept(folder, evidence, metric, reduced)
+        return _kept(folder, evidence, metric, reduced, measured, known)
 
     return run.store.make(Product("accuracy", inputs, Accuracy, measure))
 
@@ -115,42 +130,46 @@ def _reduced(
     reference: Reference | None,
     threads: int,
     folder: Path,
+    rows: NDArray[np.intp],
     watch: BatchObserver | None,
+    known: Accuracy | None,
 ) -> Reduced:
-    samples = evidence.evaluation
-    order = watch.order if watch else None
+    samples, size = evidence.evaluation, _size(evidence)
     noise = keeps_noise(metric, evidence.output)
     with ExitStack() as stack:
 
         def opened(of: Variant) -> Runner:
             return stack.enter_context(open_runner(of.loaded, _considerate(of.session, threads=threads)))
 
-        labels = samples.labels
+        labels = None if samples.labels is None else samples.labels[rows]
         if metric.of_answers:
             reader = read_tokenizer(variant.path.parent)
             generator = cast(Generator, opened(variant))
             outputs: Iterator[NDArray[Any]] = answer_windows(generator, samples, reader, metric.of_answers)
             labels = None if labels is None else expected_texts(labels, reader)
         else:
-            outputs = _outputs(opened(variant), evidence, metric, order)
+            outputs = _outputs(opened(variant), evidence, metric, rows)
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
                 most = min(KEPT_BYTES, KEPT_SHARE * run.footprint.disk_left())
                 outputs = _keeping(outputs, folder / OUTPUTS, len(samples), most)
             elif reference.accuracy.outputs_path is not None:
-                beside = _stored(reference.accuracy.outputs_path, _size(evidence), order)
+                beside = _stored(reference.accuracy.outputs_path, size, rows)
             else:
-                beside = _outputs(opened(reference.variant), evidence, metric, order)
+                beside = _outputs(opened(reference.variant), evidence, metric, rows)
         if metric_facts(metric.name).kind == "classes":
-            outputs = _answering(outputs, folder / ANSWERS, len(samples), _size(evidence), order)
+            answers = answers_of(known) if known else None
+            outputs = _answering(
+                outputs, folder / ANSWERS, np.full(len(samples), -1) if answers is None else answers, rows
+            )
         what = f"metric {metric.name!r} on output {', '.join(map(repr, evidence.output_names))}"
         return reduce_outputs(
             metric,
             _within_budget(run, outputs, what),
             labels,
             beside,
-            len(samples),
+            len(rows),
             keeps_noise=noise,
             scratch=folder,
             check=lambda needed: run.footprint.check(what, needed),
@@ -161,6 +180,11 @@ def _reduced(
 def _is_watchable(metric: Metric) -> bool:
     """Return True if the metric's rows are known batch by batch; those of language models come at the end."""
     return metric.has_drop and metric.scope == "sample" and metric.of_windows is None
+
+
+def _has_parts(metric: Metric, evidence: Evidence) -> bool:
+    """Return True if some samples can be measured without the others, which a call of a sequence or a fixed batch needs."""
+    return _is_watchable(metric) and not evidence.evaluation.steps and evidence.batch_axis in (None, 1)
 
 
 def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:
@@ -175,10 +199,11 @@ def _size(evidence: Evidence) -> int:
     return size * (evidence.evaluation.steps or 1)
 
 
-def _outputs(
-    runner: Runner, evidence: Evidence, metric: Metric, order: NDArray[np.intp] | None
-) -> Iterator[NDArray[Any]]:
-    """Yield the judged output batch by batch; of a language model, the figures of all windows: the logits are too large."""
+def _outputs(runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    """Yield the judged output of `rows` batch by batch, of all where a metric or model needs all.
+
+    Of a language model, it is the figures of all windows: the logits are too large.
+    """
     samples, output = evidence.evaluation, evidence.output
     if metric.of_windows:
         batches = samples.batches(evidence.batch_axis or WINDOWS_AT_ONCE)
@@ -188,7 +213,7 @@ def _outputs(
     if samples.steps:
         yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)
         return
-    for batch in samples.batches(_size(evidence), order):
+    for batch in samples.batches(_size(evidence), rows):
         yield metric.joined(runner.run(batch, evidence.output_names), batch.rows)
 
 
@@ -207,22 +232,23 @@ def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -
 
 
 def _answering(
-    outputs: Iterator[NDArray[Any]], path: Path, n: int, size: int, order: NDArray[np.intp] | None
+    outputs: Iterator[NDArray[Any]], path: Path, answers: NDArray[np.integer[Any]], rows: NDArray[np.intp]
 ) -> Iterator[NDArray[Any]]:
-    """Yield the outputs unchanged, and write the class with the highest score of each sample once all are known."""
-    answers = np.full(n, -1, dtype=np.int32)
-    for number, batch in enumerate(outputs):
-        start = (number if order is None else int(order[number])) * size
+    """Yield the outputs of `rows` unchanged; write `answers` with the class with the highest score of each of these rows."""
+    start = 0
+    for batch in outputs:
+        stop = start + len(batch) if batch.ndim else start
         if batch.ndim == 2 and batch.shape[1] > 1:
-            answers[start : start + len(batch)] = batch.argmax(axis=1)[: n - start]
+            answers[rows[start:stop]] = batch.argmax(axis=1)[: len(rows) - start]
+        start = stop
         yield batch
-    if (answers >= 0).all():
-        np.save(path, answers)
+    if (answers[rows] >= 0).all():
+        np.save(path, answers.astype(np.int32))
 
 
-def _stored(path: Path, size: int, order: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
-    for number in range(-(-len(_mapped(path, "r")) // size)) if order is None else order:
-        yield np.array(_mapped(path, "r")[number * size : (number + 1) * size])
+def _stored(path: Path, size: int, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(rows), size):
+        yield _mapped(path, "r")[rows[start : start + size]]
 
 
 def _mapped(path: Path, mode: Literal["r", "r+"]) -> NDArray[Any]:
@@ -230,20 +256,30 @@ def _mapped(path: Path, mode: Literal["r", "r+"]) -> NDArray[Any]:
     return np.asarray(np.load(path, mmap_mode=mode))
 
 
-def _kept(folder: Path, evidence: Evidence, metric: Metric, reduced: Reduced) -> Accuracy:
-    """Write the results per sample into the folder."""
-    np.save(folder / "scores.npy", reduced.rows)
-    np.save(folder / "finite.npy", reduced.finite)
-    if reduced.noise is not None:
-        np.save(folder / "noise.npy", reduced.noise)
+def _kept(
+    folder: Path, evidence: Evidence, metric: Metric, reduced: Reduced, rows: NDArray[np.intp], known: Accuracy | None
+) -> Accuracy:
+    """Write the results of the samples `rows` into the folder, with those of the others as `known`, or NaN."""
+    n = len(evidence.evaluation)
+
+    def written(name: str, found: NDArray[np.float64], before: Path | None) -> Path:
+        # A row of some metrics is that of several samples, which are then all measured.
+        every = found
+        if len(rows) == len(found):
+            every = np.full((n, *found.shape[1:]), np.nan) if before is None else np.load(before)
+            every[rows] = found
+        np.save(folder / name, every)
+        return folder / name
+
+    noise = None if reduced.noise is None else written("noise.npy", reduced.noise, known.noise_path if known else None)
     return Accuracy(
         metric.name,
         metric.value(reduced.rows),
         len(reduced.rows),
-        folder / "scores.npy",
-        folder / "finite.npy",
-        samples_a_row=len(evidence.evaluation) // len(reduced.rows),
-        noise_path=folder / "noise.npy" if reduced.noise is not None else None,
+        written("scores.npy", reduced.rows, known.scores_path if known else None),
+        written("finite.npy", reduced.finite, known.finite_path if known else None),
+        samples_a_row=len(rows) // len(reduced.rows),
+        noise_path=noise,
         outputs_path=folder / OUTPUTS if (folder / OUTPUTS).exists() else None,
     )
 

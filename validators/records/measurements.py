@@ -216,14 +216,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A metric over the whole evaluation set, with the rows from which it is computed.
+    """A metric over evaluation samples, with the rows from which it is computed.
 
-    `scores_path` holds float64 rows (`.npy`, shape `(n, k)`), each of `samples_a_row` samples, in order; a single column holds
-    scores whose mean is judged. `finite_path` holds the share of each sample's outputs that are neither NaN nor Inf (float64,
-    shape `(samples,)`). `noise_path` holds energies of signal and noise against the baseline's outputs (float64, shape
-    `(samples, 2)`). `sqnr` is their ratio in dB with a one-sided bound on either side, set when it is judged. Both are None for
-    the baseline, and if the output is not floating-point or has no noise. `outputs_path` holds a baseline's outputs if they
-    are small and variants are compared with them. `warning` says that a baseline is at chance level.
+    The files hold float64 rows (`.npy`) of the whole evaluation set in order, NaN for those that were not measured.
+    `scores_path` has a row `(k,)` for each `samples_a_row` samples; a single column holds scores whose mean is judged.
+    `finite_path` holds the share of each sample's outputs that are neither NaN nor Inf, shape `(samples,)`. `noise_path` holds
+    energies of signal and noise against the baseline's outputs, shape `(samples, 2)`. `sqnr` is their ratio in dB with a
+    one-sided bound on either side, set when it is judged. Both are None for the baseline, and if the output is not
+    floating-point or has no noise. `outputs_path` holds a baseline's outputs if they are small and variants are compared with
+    them. `warning` says that a baseline is at chance level.
     """
 
     metric: str

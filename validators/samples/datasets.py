@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,11 +74,11 @@ class Samples:
         """Inputs without states, whose values are the source's."""
         return {name: array for name, array in self.inputs.items() if not self.feeds or name not in self.feeds.states}
 
-    def batches(self, size: int, order: Iterable[int] | None = None) -> Iterator[Feed]:
-        """Yield the model's inputs for at most `size` samples, in order, or in the `order` of their numbers from 0."""
-        for number in range(-(-len(self) // size)) if order is None else order:
-            start = number * size
-            yield self.feed({name: array[start : start + size] for name, array in self.inputs.items()})
+    def batches(self, size: int, rows: NDArray[np.intp] | None = None) -> Iterator[Feed]:
+        """Yield the model's inputs for at most `size` samples, of all in order, or of `rows`, numbered from 0."""
+        for start in range(0, len(self) if rows is None else len(rows), size):
+            chosen = slice(start, start + size) if rows is None else rows[start : start + size]
+            yield self.feed({name: array[chosen] for name, array in self.inputs.items()})
 
     def feed(self, rows: Arrays) -> Feed:
         """Return the model's inputs for rows of samples, each array of shape `(rows, ...)`."""

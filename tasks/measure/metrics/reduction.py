@@ -46,17 +46,13 @@ class ReductionSize:
 
 
 def answers_of(accuracy: Accuracy) -> NDArray[np.int32] | None:
-    """Return the class with the highest score of each sample, shape `(samples,)`; None where there are no such classes."""
+    """Return the class with the highest score of each sample, shape `(samples,)`, -1 if not measured; None without classes."""
     path = accuracy.scores_path.with_name(ANSWERS)
     return np.asarray(np.load(path)) if path.exists() else None
 
 
 class BatchObserver(Protocol):
     """An observer of results before all are there."""
-
-    @property
-    def order(self) -> NDArray[np.intp]:
-        """Numbers of the batches in the order in which they are to arrive, `(batches,)`."""
 
     @property
     def samples(self) -> NDArray[np.intp]:
@@ -91,12 +87,12 @@ def reduce_outputs(
     check: Callable[[ReductionSize], None] = lambda _: None,
     watch: BatchObserver | None = None,
 ) -> Reduced:
-    """Reduce the outputs of `n` samples, which arrive in batches with samples along axis 0.
+    """Reduce the outputs of `n` samples, which arrive in batches with samples along axis 0; results have their order.
 
     `reference` yields the baseline's outputs in batches of the same sizes; it is None for the baseline itself, and if neither
     the metric nor the noise needs it. `check` is called with the required memory and disk once they are known. Large outputs
-    that the metric needs all at once are mapped from a file in the folder `scratch`. A `watch` sees the rows of each batch, and
-    tells the order in which the samples arrive; it needs a metric whose rows depend on their own sample only.
+    that the metric needs all at once are mapped from a file in the folder `scratch`. A `watch` sees the rows of each batch; it
+    needs a metric whose rows depend on their own sample only.
 
     Raises:
         CandidateRefused: `invalid`: batches have outputs of different shapes, or not one output per sample.
@@ -130,12 +126,8 @@ def reduce_outputs(
     elif scope == "set" and not is_small:
         check(ReductionSize(0, total))
     del first
-    if watch:
-        rows = _rows_by_piece(metric, seen(), _taken(labels, watch.samples), n, check, watch.look)
-        back = np.argsort(watch.samples)
-        return Reduced(rows[back], np.concatenate(finite)[back], np.concatenate(noise)[back] if noise else None)
-    if scope == "sample":
-        rows = _rows_by_piece(metric, seen(), labels, n, check)
+    if watch or scope == "sample":
+        rows = _rows_by_piece(metric, seen(), labels, n, check, watch.look if watch else lambda _: None)
     elif is_small:
         rows = _rows_at_once(metric, seen(), labels)
     else:
@@ -200,7 +192,7 @@ def _rows_by_piece(
     labels: Labels | None,
     n: int,
     check: Callable[[ReductionSize], None],
-    look: Callable[[Rows], None] = lambda _: None,
+    look: Callable[[Rows], None],
 ) -> Rows:
     rows: list[Rows] = []
     start = 0
@@ -208,16 +200,12 @@ def _rows_by_piece(
         first = len(rows)
         for piece, other in _pieces(batch, beside):
             stop = start + len(piece)
-            rows.append(metric.rows(piece, _taken(labels, slice(start, stop)), other))
+            rows.append(metric.rows(piece, None if labels is None else labels[start:stop], other))
             if not start:
                 check(_need_of(rows[0], n))
             start = stop
         look(np.concatenate(rows[first:]))
     return np.concatenate(rows)
-
-
-def _taken(labels: Labels | None, which: slice | NDArray[np.intp]) -> Labels | None:
-    return None if labels is None else labels[which]
 
 
 def _rows_at_once(metric: Metric, batches: Iterator[tuple[Outputs, Outputs | None]], labels: Labels | None) -> Rows:

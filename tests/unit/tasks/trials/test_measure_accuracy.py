@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, statistics_of
+from numpy.typing import NDArray
 from processors import HERE
 from runs import run_in
 
@@ -18,7 +20,7 @@ from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics import reduction
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Rows
-from tasks.measure.metrics.reduction import BatchObserver
+from tasks.measure.metrics.reduction import BatchObserver, answers_of
 from tasks.measure.metrics.texts import make_decoder
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
@@ -27,6 +29,7 @@ from tasks.run.footprint import Footprint
 from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import open_session
 from tasks.trials import measure_accuracy as module
+from tasks.trials.confirm import _with_kept_samples
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
 from validators.job.candidate_name import decode
@@ -34,7 +37,7 @@ from validators.job.job_data import TextDecoding
 from validators.job.metric_facts import METRICS
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy
-from validators.records.run import SessionSettings, Source, Variant
+from validators.records.run import SessionSettings, Source, Trial, Variant
 from validators.samples.datasets import TensorSpec, load_samples
 from validators.samples.evidence import Evidence
 
@@ -76,39 +79,81 @@ class Shuffled:
     """An observer that takes the batches in a random order and notes the rows that it sees."""
 
     def __init__(self, n: int, size: int) -> None:
-        self.order = np.random.default_rng(2).permutation(-(-n // size))
-        self.samples = np.concatenate([np.arange(n)[each * size : (each + 1) * size] for each in self.order])
+        order = np.random.default_rng(2).permutation(-(-n // size))
+        self.samples = np.concatenate([np.arange(n)[each * size : (each + 1) * size] for each in order])
         self.rows: list[Rows] = []
 
     def look(self, rows: Rows) -> None:
         self.rows.append(rows)
 
 
+class Bench:
+    """The tiny model and one with noise on its weights, in a store of their own."""
+
+    def __init__(self, tiny: Tiny, folder: Path, metric: str, batch_axis: int | None = None) -> None:
+        noisy = onnx.load(tiny.model)
+        for tensor in noisy.graph.initializer:
+            array = onnx.numpy_helper.to_array(tensor)
+            noise = np.random.default_rng(3).normal(size=array.shape, scale=0.05).astype(array.dtype)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array + noise, tensor.name))
+        folder.mkdir()
+        onnx.save(noisy, folder / "noisy.onnx")
+        spec = TensorSpec("x", "float32", ("batch", FEATURES))
+        samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
+        logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.arange(len(samples)) % 3 == 0
+        evidence = Evidence((spec,), logits, samples, samples, None, batch_axis, kept)
+        job = parse_job(tiny.job() | {"metric": metric, "gates": {"min_sqnr_db": 10.0}}, base=folder)
+        settings = SessionSettings("CPUExecutionProvider", 2)
+        paths = tiny.model, folder / "noisy.onnx"
+        baseline, self.noisy = (Variant("v", path, digest_model(path), 0, settings) for path in paths)
+        source = Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file")
+        self.run = with_inputs(run_in(folder, job), source, evidence, take_inventory("ort-cpu"))
+        self.selection = ~kept
+        self.baseline, _ = measure_accuracy(self.run, baseline, None)
+        self.reference = Reference(self.baseline, baseline)
+
+    def measure(self, *part: NDArray[np.bool_], watch_of: Callable[[int], BatchObserver] | None = None) -> Accuracy:
+        return measure_accuracy(self.run, self.noisy, self.reference, *part, watch_of=watch_of)[0]
+
+
 def measured(
     tiny: Tiny, folder: Path, metric: str, watch_of: Callable[[int], BatchObserver] | None = None
 ) -> tuple[Accuracy, Accuracy]:
-    """The tiny model and one with noise on its weights, in a store of their own."""
-    noisy = onnx.load(tiny.model)
-    for tensor in noisy.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        noise = np.random.default_rng(3).normal(size=array.shape, scale=0.05).astype(array.dtype)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array + noise, tensor.name))
-    folder.mkdir()
-    onnx.save(noisy, folder / "noisy.onnx")
-    spec = TensorSpec("x", "float32", ("batch", FEATURES))
-    samples = load_samples(tiny.evaluation, (spec,), label="label", role="evaluation")
-    logits, kept = TensorSpec("logits", "float32", ("batch", CLASSES)), np.zeros(len(samples), bool)
-    evidence = Evidence((spec,), logits, samples, samples, None, None, kept)
-    gates = {"min_sqnr_db": 10.0}
-    job = parse_job(tiny.job() | {"metric": metric, "gates": gates}, base=folder)
-    run = run_in(folder, job)
-    settings = SessionSettings("CPUExecutionProvider", 2)
-    variants = [Variant("v", path, digest_model(path), 0, settings) for path in (tiny.model, folder / "noisy.onnx")]
-    source = Source("tiny", "tiny", None, digest_model(tiny.model), tiny.model, "file")
-    loaded = with_inputs(run, source, evidence, take_inventory("ort-cpu"))
-    baseline, _ = measure_accuracy(loaded, variants[0], None)
-    reference = Reference(baseline, variants[0])
-    return baseline, measure_accuracy(loaded, variants[1], reference, watch_of=watch_of)[0]
+    """The baseline and the one with noise."""
+    bench = Bench(tiny, folder, metric)
+    return bench.baseline, bench.measure(watch_of=watch_of)
+
+
+def arrays_of(accuracy: Accuracy) -> list[NDArray[Any]]:
+    paths = accuracy.scores_path, accuracy.finite_path, accuracy.noise_path
+    return [np.load(path) for path in paths if path] + [found for found in [answers_of(accuracy)] if found is not None]
+
+
+@pytest.mark.parametrize("kept", [0, reduction.KEPT_BYTES])
+@pytest.mark.parametrize("metric", ["accuracy", "agreement", "mse"])
+def test_samples_kept_for_confirmation_run_once_it_comes(
+    metric: str, kept: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection knows nothing of the others; with them, the files are those of all samples at once, to the bit."""
+    monkeypatch.setattr(module, "KEPT_BYTES", kept)
+    bench = Bench(tiny, tmp_path / "one", metric)
+    chosen, every = bench.measure(bench.selection), bench.measure()
+    assert len(arrays_of(every)) == 4 - (metric == "mse") and chosen.n == bench.selection.sum() < every.n
+    for some, all_of_them in zip(arrays_of(chosen), arrays_of(every), strict=True):
+        unknown = -1 if some.dtype == np.int32 else np.nan
+        np.testing.assert_array_equal(some[~bench.selection], np.full_like(some[~bench.selection], unknown))
+        np.testing.assert_array_equal(some[bench.selection], all_of_them[bench.selection])
+    trial = _with_kept_samples(bench.run, bench.baseline, Trial("v", variant=bench.noisy, accuracy=chosen))
+    rest = trial.accuracy
+    assert rest and (rest.value, rest.n) == (chosen.value, chosen.n)
+    for one, other in zip(arrays_of(rest), arrays_of(every), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert _with_kept_samples(bench.run, bench.baseline, trial) is trial
+
+
+def test_a_fixed_batch_runs_all_samples(tiny: Tiny, tmp_path: Path) -> None:
+    bench = Bench(tiny, tmp_path / "one", "accuracy", batch_axis=8)
+    assert bench.measure(bench.selection).n == len(bench.selection)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "agreement", "sqnr"])
@@ -155,7 +200,7 @@ def test_observer_sees_the_rows_in_order_and_changes_no_bit(
     for name in ("scores_path", "finite_path", "noise_path"):
         np.testing.assert_array_equal(*(np.load(getattr(accuracy[1], name)) for accuracy in (plain, watched)))
     (watch,) = watches
-    assert len(watch.rows) == len(watch.order) > 3 and not np.array_equal(watch.order, np.sort(watch.order))
+    assert len(watch.rows) > 3 and watch.samples[0] > 0
     scores = np.load(plain[1].scores_path)
     assert 0 < scores.mean() < 1
     np.testing.assert_array_equal(np.concatenate(watch.rows), scores[watch.samples])
