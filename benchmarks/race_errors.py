@@ -25,7 +25,7 @@ from tasks.trials.judge_on_samples import DropWatch, JudgedData
 from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
 from validators.errors import CandidateRefused
 from validators.gates.intervals import drop_interval
-from validators.gates.race_rules import IN_TURN, PROBES, WORTH, Speeds, run_heats
+from validators.gates.race_rules import IN_TURN, PROBES, WORTH, Speeds, run_finals
 from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy, Estimate
@@ -94,10 +94,10 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
             stopped.add(name)
         return name in stopped
 
-    def evaluate(heat: list[str]) -> list[str]:
+    def evaluate(name: str) -> bool:
         nonlocal evaluated
-        evaluated += len(heat)
-        return [name for name in heat if name in passing]
+        evaluated += 1
+        return name in passing
 
     def time(name: str) -> None:
         nonlocal chosen, timed, compared
@@ -127,7 +127,7 @@ def simulate(speeds: Vector, deviations: Vector, rng: np.random.Generator, slowe
         for log in draw(name, PROBES):
             # Its bounds are not used.
             seen.add_launch(name, Estimate(math.exp(log), math.exp(log), math.exp(log)))
-    run_heats(names, rank=rank, stops=stops, evaluate=evaluate, time=time)
+    run_finals(names, rank=rank, stops=stops, evaluate=evaluate, time=time)
     best = max(passing, key=lambda name: truth[name])
     chosen_by_all = max(passing, key=lambda name: float(full[name].mean()))
     lost, lost_by_all = (1 - math.exp(truth[name] - truth[best]) for name in (chosen, chosen_by_all))

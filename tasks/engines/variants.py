@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasks.engines.catalog import find_target
 from tasks.engines.engine import RefusedPrecision
-from tasks.ptq.build_variant import Materials, weight_bits
+from tasks.ptq.build_variant import Materials, int8_form, weight_bits, weights_form
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.runtimes.parity import relative_distance
@@ -224,3 +224,9 @@ def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRef
         expected=missing.expected,
         fix=f"{missing.fix}, or take candidates for ort-cpu",
     )
+
+
+def leaves_convolutions(candidate: Candidate) -> bool:
+    """Return True if the target's form leaves every convolution in float: their integer kernels need calibrated ranges."""
+    form = find_target(candidate.target).passes.get(candidate.precision)
+    return form is weights_form or (form is int8_form and candidate.dynamic)

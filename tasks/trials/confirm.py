@@ -122,8 +122,7 @@ def _with_kept_samples(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Tria
         return trial
     reference = Reference(baseline, baseline_variant(run))
     every, _ = measure_accuracy(run, variant, reference, rest, known=known, alone=True)
-    paths = {"scores_path": every.scores_path, "finite_path": every.finite_path, "noise_path": every.noise_path}
-    return replace(trial, accuracy=replace(known, **paths))
+    return replace(trial, accuracy=replace(every, value=known.value, n=known.n, sqnr=known.sqnr))
 
 
 def _measure_again(run: LoadedRun, trial: Trial, confidence: float, beside: Variant | None = None) -> Latency:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import partial
 
+import onnx
+
 from tasks.measure.continuations import Continuations, agreement_of, make_continuations, prompt_rows
 from tasks.measure.coverage import make_coverage, make_kernels
-from tasks.measure.request import request_of
+from tasks.measure.request import request_batch, request_of
 from tasks.measure.sanity import make_sanity, probe_batches, sanity_batches
 from tasks.run.loaded_run import LoadedRun
+from tasks.runtimes.coverage import macs_as_written
 from tasks.storage.product import Product
 from tasks.trials.measure_baseline import baseline_variant
+from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.metric_facts import metric_facts
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
 from validators.records.run import Variant
 from validators.targets import facts_of, facts_of_provider
+from validators.untrusted.external_data import graphs_of
 
 
 def coverage_of(run: LoadedRun, variant: Variant) -> tuple[Coverage, bool]:
@@ -41,6 +46,24 @@ def coverage_of(run: LoadedRun, variant: Variant) -> tuple[Coverage, bool]:
     make = partial(make_coverage, variant, run.evidence, point, baseline_kernels)
     inputs = (variant.measured_as, baseline.measured_as, *request)
     return run.store.make(Product("coverage", inputs, Coverage, make))
+
+
+def share_in_convolutions(run: LoadedRun) -> float:
+    """Return the share of the source's multiply-accumulates that are in convolutions, for a request as `coverage_of` makes it.
+
+    0 for a source that ONNX Runtime, which counts, does not run without the job's libraries.
+    """
+    graphs = graphs_of(onnx.load(run.source.onnx_path, load_external_data=False).graph)
+    convolutions = {node.name for graph in graphs for node in graph.node if node.op_type == "Conv"}
+    if not convolutions:
+        return 0.0
+    batch = request_batch(run.evidence, run.job.measurement.points[0])
+    try:
+        counted = macs_as_written(run.source.onnx_path, batch)
+    except CandidateRefused:
+        return 0.0
+    inside = sum(macs for name, macs in counted if name in convolutions)
+    return inside / max(1, sum(macs for _, macs in counted))
 
 
 def sanity_of(run: LoadedRun, variant: Variant) -> tuple[Sanity, bool]:

@@ -67,16 +67,16 @@ def make_candidates(
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")
 def evaluate_candidate(
-    run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None
+    run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None, *, alone: bool = False
 ) -> Trial:
     """Return the trial of a made candidate with its accuracy, or its refusal.
 
-    With `judged_data`, it is stopped once it cannot pass the drop gate on them.
+    With `judged_data`, it is stopped once it cannot pass the drop gate on them; with `alone`, it takes all threads.
     """
     started = time.monotonic()
     with run.clock.work("evaluate candidates"), run.time_for_candidates():
         try:
-            trial = _evaluated(run, baseline, trial, judged_data)
+            trial = _evaluated(run, baseline, trial, judged_data, alone=alone)
         except CandidateRefused as error:
             stopped = replace(trial, outcome="refused", refusal=Refusal("stopped", error.found))
             trial = stopped if error.kind == "stopped" else refused(trial.candidate, error)
@@ -107,14 +107,16 @@ def _try(run: LoadedRun, candidate: Candidate) -> Trial:
     return Trial(candidate.name, variant=variant, coverage=coverage, sanity=sanity, cached=cached)
 
 
-def _evaluated(run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None) -> Trial:
+def _evaluated(
+    run: LoadedRun, baseline: Accuracy, trial: Trial, judged_data: JudgedData | None = None, *, alone: bool = False
+) -> Trial:
     assert trial.variant
     reference = Reference(baseline, baseline_variant(run))
     # Batches say nothing about samples of one group, which lie in several of them.
     has_groups = run.evidence.evaluation.clusters is not None
     watch_of = partial(DropWatch, judged_data) if judged_data and not has_groups else None
     selection = ~run.evidence.confirmation
-    accuracy, had_accuracy = measure_accuracy(run, trial.variant, reference, selection, watch_of=watch_of)
+    accuracy, had_accuracy = measure_accuracy(run, trial.variant, reference, selection, alone=alone, watch_of=watch_of)
     accuracy = on_selection(run.job, run.evidence, accuracy)
     agreement, had_agreement = agreement_with_baseline(run, trial.variant)
     cached = trial.cached and had_accuracy and had_agreement

@@ -6,15 +6,17 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
+from tasks.engines.variants import leaves_convolutions
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.trials.gather import merge_copies, outcome_of, trial_of, try_step
+from tasks.trials.inspect_variant import share_in_convolutions
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.make_candidate import evaluate_candidate, make_candidates
 from tasks.trials.measure_latency import measure_in_turn, measure_latency, probe_latency
 from tasks.trials.recover import choose_promising, drop_of, fails_on_accuracy_alone, is_recoverable
-from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_heats
+from validators.gates.race_rules import CONFIDENCE, PROBES, WORTH, Speeds, run_finals
 from validators.job.candidate_name import Candidate, decode
 from validators.records.latencies import Latency
 from validators.records.measurements import Accuracy
@@ -75,7 +77,7 @@ class _Race:
             return
         self._stop_unmeasured()
         self._probe([name for name, trial in self.trials.items() if trial.variant and trial.outcome is None])
-        self._run_heats([name for name, trial in self.trials.items() if trial.outcome is None])
+        self._run_finals([name for name, trial in self.trials.items() if trial.outcome is None])
         chosen = self._choose_recovered()
         if chosen is not None:
             self._finish(chosen)
@@ -83,7 +85,7 @@ class _Race:
     def run_again(self, names: Sequence[str]) -> None:
         for name in names:
             self.trials[name] = replace(self.trials[name], outcome=None, refusal=None)
-        self._run_heats(names)
+        self._run_finals(names)
 
     def result(self) -> Raced:
         return Raced(tuple(self.trials.values()), tuple(self.behind), self.speeds)
@@ -92,9 +94,10 @@ class _Race:
 
     def _line_up(self) -> None:
         """Make one candidate of each kind of kernels, and the next of its kind while that one cannot race."""
+        self._stop_uncovered()
         kinds: dict[Candidate, list[str]] = {}
         for name in self.trials:
-            if not decode(name).is_simulated:
+            if self._is_waiting(name) and not decode(name).is_simulated:
                 kinds.setdefault(decode(name).kernels, []).append(name)
         waiting = list(kinds.values())
         while waiting:
@@ -104,6 +107,20 @@ class _Race:
                 if self._may_race(name) or self._is_unmeasured(name) or self._stops_its_kind(name, others):
                     others.clear()
             waiting = [names for names in waiting if names]
+
+    def _stop_uncovered(self) -> None:
+        """Stop those whose files leave convolutions in float, if these are too much of the model for the coverage gate."""
+        least = self.run.job.gates.min_coverage
+        names = [name for name in self.trials if leaves_convolutions(decode(name))]
+        if not names or least is None:
+            return
+        share = share_in_convolutions(self.run)
+        if 1 - share >= least:
+            return
+        for name in names:
+            recipe = name.partition("@")[0]
+            left = f"{share:.0%} of the multiply-accumulates are in convolutions, which {recipe} leaves in float"
+            self._stop(name, f"{left}; at least {least:.0%} are to be in low precision")
 
     def _make(self, names: Sequence[str]) -> None:
         made = make_candidates(self.run, self.baseline, names, evaluates=False)
@@ -155,8 +172,8 @@ class _Race:
                         Trial(name, "refused", found) if isinstance(found, Refusal) else trial_of(name, found)
                     )
 
-    def _run_heats(self, names: Sequence[str]) -> None:
-        run_heats(
+    def _run_finals(self, names: Sequence[str]) -> None:
+        run_finals(
             names, rank=self._rank, stops=self._stop_if_lost, evaluate=self._make_and_evaluate, time=self._challenge
         )
 
@@ -193,20 +210,23 @@ class _Race:
         sizes = [f"{self._size(one) / 1e6:.1f} MB" for one in (name, self.leader)]
         return self._stop_behind(name, f"{sizes[0]}, {self.leader} passes with {sizes[1]}")
 
-    def _make_and_evaluate(self, names: list[str]) -> list[str]:
-        waiting = [name for name in names if self._is_waiting(name)]
-        self._make(waiting)
-        ready = [name for name in names if name not in waiting or self._may_race(name)]
-        return self._evaluate([name for name in ready if not self._loses_in_turn(name)])
+    def _make_and_evaluate(self, name: str) -> bool:
+        if self._is_waiting(name):
+            self._make([name])
+            if not self._may_race(name):
+                return False
+        return not self._loses_in_turn(name) and bool(self._evaluate([name]))
 
     def _evaluate(self, names: list[str], *, stops: bool = True) -> list[str]:
-        """Measure the accuracy of candidates at once, and return those that pass every gate so far.
+        """Measure the accuracy of candidates, two at a time, and return those that pass every gate so far.
 
         With `stops`, those that cannot pass any more are stopped on the way.
         """
         judged_data = self.judged_data if stops else None
         futures = {
-            name: evaluate_candidate.submit(self.run, self.baseline, self.trials[name], judged_data)
+            name: evaluate_candidate.submit(
+                self.run, self.baseline, self.trials[name], judged_data, alone=len(names) == 1
+            )
             for name in names
             if self.trials[name].accuracy is None
         }

@@ -24,9 +24,6 @@ PROBES = 2
 # Of a normal distribution it varies as the mean of as many: the variance of the middle of three is 0.449 times that of each.
 IN_TURN, _AS_MANY = 3, 1 / 0.449
 
-# Candidates whose accuracy is measured at a time.
-AT_A_TIME = 2
-
 # Batches of samples before the first look at a drop. Fewer say little about how batches differ.
 FIRST_LOOK = 8
 
@@ -55,26 +52,22 @@ def least_mean(values: NDArray[np.float64], total: int, looks: int) -> float:
     return mean - quantile * deviation * math.sqrt((1 - part / total) / part)
 
 
-def run_heats(
+def run_finals(
     names: Iterable[str],
     *,
     rank: Callable[[str], float],
     stops: Callable[[str], bool],
-    evaluate: Callable[[list[str]], list[str]],
+    evaluate: Callable[[str], bool],
     time: Callable[[str], None],
 ) -> None:
-    """Measure candidates in full, best first by `rank`, as long as `stops` does not stop them.
+    """Measure candidates in full one after the other, best first by `rank`, unless `stops` stops them.
 
-    `evaluate` measures the accuracy of a few candidates and returns those that pass. `time` measures the latency of one, after
-    which `stops` may know a new leader.
+    `evaluate` measures the accuracy of one and returns True if it passes. `time` measures its latency, after which `stops` may
+    know a new leader. The first is finished before the next begins: a run that ends early has a verdict on the best.
     """
-    waiting = sorted(names, key=rank)
-    while waiting:
-        waiting = [name for name in waiting if not stops(name)]
-        heat, waiting = waiting[:AT_A_TIME], waiting[AT_A_TIME:]
-        for name in evaluate(heat):
-            if not stops(name):
-                time(name)
+    for name in sorted(names, key=rank):
+        if not stops(name) and evaluate(name):
+            time(name)
 
 
 @dataclass(frozen=True)

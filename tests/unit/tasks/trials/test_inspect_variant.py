@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
+from onnx import TensorProto, helper, numpy_helper
 from runs import run_in
 
 from tasks.measure import coverage, sanity
@@ -18,7 +19,7 @@ from tasks.measure.sanity import SANITY_SAMPLES
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.run.loaded_run import LoadedRun, with_inputs
-from tasks.trials.inspect_variant import coverage_of, sanity_of
+from tasks.trials.inspect_variant import coverage_of, sanity_of, share_in_convolutions
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_model
 from validators.job.read_job import parse_job
@@ -129,3 +130,30 @@ def test_other_samples_are_another_entry(bench: Bench, tmp_path: Path) -> None:
     other = replace(run, evidence=replace(run.evidence, evaluation=samples))
     assert sanity_of(other, variant)[1] is False
     assert coverage_of(other, variant)[1] is False
+
+
+def test_multiply_accumulates_in_convolutions_are_counted(bench: Bench, tmp_path: Path) -> None:
+    """A convolution of 3 x 3 from 4 to 2 channels of 4 x 4 pixels, and a product with 32 x 4: 1,152 and 128 a sample."""
+    run, _ = bench
+    assert share_in_convolutions(run) == 0.0
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["image"]),
+        helper.make_node("Conv", ["image", "kernel"], ["filtered"], "filter", pads=[1, 1, 1, 1]),
+        helper.make_node("Reshape", ["filtered", "flat"], ["row"]),
+        helper.make_node("MatMul", ["row", "head"], ["logits"], "product"),
+    ]
+    weights = {
+        "shape": np.array([-1, 4, 4, 4]),
+        "flat": np.array([-1, 32]),
+        "kernel": np.ones((2, 4, 3, 3), np.float32),
+        "head": np.ones((32, CLASSES), np.float32),
+    }
+    sizes = ("x", FEATURES), ("logits", CLASSES)
+    floats = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in sizes}
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", [floats["x"]], [floats["logits"]], tensors)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "conv.onnx"
+    )
+    run = replace(run, source=replace(run.source, onnx_path=tmp_path / "conv.onnx"))
+    assert share_in_convolutions(run) == pytest.approx(0.9)

@@ -17,7 +17,7 @@ from validators.gates.race_rules import (
     least_mean,
     looks_at,
     median_variance,
-    run_heats,
+    run_finals,
 )
 from validators.records.measurements import Estimate
 
@@ -151,9 +151,9 @@ def test_the_best_are_measured_first_and_the_rest_stopped() -> None:
     done: list[str] = []
     leader: list[str] = []
 
-    def evaluate(names: list[str]) -> list[str]:
-        done.extend(f"evaluate {name}" for name in names)
-        return [name for name in names if name not in ("a", "b")]
+    def evaluate(name: str) -> bool:
+        done.append(f"evaluate {name}")
+        return name not in ("a", "b")
 
     def time(name: str) -> None:
         done.append(f"time {name}")
@@ -162,8 +162,8 @@ def test_the_best_are_measured_first_and_the_rest_stopped() -> None:
     def stops(name: str) -> bool:
         return bool(leader) and truth[name] < 0.9 * truth[leader[0]]
 
-    run_heats(reversed(truth), rank=lambda name: -truth[name], stops=stops, evaluate=evaluate, time=time)
-    assert done == ["evaluate a", "evaluate b", "evaluate c", "evaluate d", "time c", "time d"]
+    run_finals(reversed(truth), rank=lambda name: -truth[name], stops=stops, evaluate=evaluate, time=time)
+    assert done == ["evaluate a", "evaluate b", "evaluate c", "time c", "evaluate d", "time d"]
 
 
 def test_the_best_of_simulated_candidates_is_rarely_stopped() -> None:
