@@ -26,6 +26,8 @@ from validators.samples.guess_inputs import LABEL, STEMS, JobData, guess_inputs
 from validators.targets import baselines_of, facts_of, is_on_gpu
 
 _DIM = 128
+# Usual side of a picture, in pixels.
+_SIDE = 224
 # A rank-3 output with at least this many values on its last axis is over a vocabulary rather than over tags.
 _VOCABULARY = 1000
 _CLASSES = 2000
@@ -80,6 +82,21 @@ measurement:
   batch_sizes: [{batch}]
 {dims}"""
 _PORTABLE = "# portable: true     # CHECK: if processors of several kinds serve the model (docs/consume.md)\n"
+# The module and function that reads pictures, and its text.
+READ = "prepare:picture"
+_PICTURES = """\
+# The job's `data.read` calls `picture` for each file, once.
+import numpy as np
+from PIL import Image
+{classes}
+
+def picture(path):
+    \"\"\"Return the model's input for one file, without the axis of samples{and_label}.\"\"\"
+    with Image.open(path) as image:
+        # CHECK: sized and scaled as in training, for {spec}.
+        pixels = np.asarray(image.convert("{mode}").resize(({width}, {height})), np.{dtype}){scale}
+    return {{{name}: pixels{axes}{label}}}
+"""
 # A metric, the reason for it, and the further lines of the job that it needs.
 Suggestion = tuple[str, str, tuple[str, ...]]
 
@@ -163,6 +180,8 @@ def _data_lines(data: JobData, *, labelled: bool) -> list[str]:
         mark = "  # CHECK" if role not in data.files else mark
         mark = f"  # CHECK: {data.faults[role]}" if role in data.faults else mark
         lines.append(f"  {role}: {_quoted(name)}{mark}")
+    if data.pictures:
+        lines.append(f"  read: {READ}  # CHECK: the function that makes the model's inputs of a file")
     if data.columns:
         lines.append(f"  columns: {_quoted(data.columns)}  # made of the columns in their order")
     if data.label is None and labelled:
@@ -173,6 +192,35 @@ def _data_lines(data: JobData, *, labelled: bool) -> list[str]:
         )
         lines.append(f"  label: {_quoted(data.label)}{choice if data.others else ''}")
     return lines
+
+
+def picture_reader(inputs: Sequence[TensorSpec], classes: Sequence[str]) -> str | None:
+    """Return the text of a module that reads pictures for the model's one input; None for a model with other inputs.
+
+    Folders of the names `classes` give the labels, in this order.
+    """
+    spec = inputs[0]
+    channels_first = len(spec.shape) == 4 and spec.shape[1] in (1, 3)
+    if len(inputs) > 1 or len(spec.shape) != 4 or not (channels_first or spec.shape[3] in (1, 3)):
+        return None
+    height, width = spec.shape[2:] if channels_first else spec.shape[1:3]
+    is_grey = spec.shape[1 if channels_first else 3] == 1
+    listed_classes = (
+        f"\n# CHECK: in the order of the model's outputs.\nCLASSES = {json.dumps(classes)}\n" if classes else ""
+    )
+    return _PICTURES.format(
+        classes=listed_classes,
+        and_label=", and the class of its folder" if classes else "",
+        name=json.dumps(spec.name),
+        spec=one_line(str(spec)),
+        mode="L" if is_grey else "RGB",
+        width=width if isinstance(width, int) else _SIDE,
+        height=height if isinstance(height, int) else _SIDE,
+        dtype=spec.dtype,
+        scale=" / 255" if spec.dtype.startswith("float") else "",
+        axes=("[None]" if channels_first else "[..., None]") if is_grey else ".transpose(2, 0, 1)" * channels_first,
+        label=', "label": CLASSES.index(path.parent.name)' if classes else "",
+    )
 
 
 def _others() -> str:

@@ -42,6 +42,8 @@ PageFile = Annotated[
 ]
 # The class of devices whose engines take any source, which compete in the job that `init` writes.
 _PROCESSORS = next(name for name, facts in BUILT_IN.items() if DEFAULT_TARGET in facts.engines)
+# MLflow's own registry in a folder where a model was logged without a server.
+MLFLOW_FILE = Path("mlflow.db")
 # A builder refuses what others compute in another way.
 _STRICTEST = next(name for name, facts in BUILT_IN.items() if facts.builds_engines)
 OpenPage = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
@@ -210,10 +212,11 @@ def registry() -> Iterator[MlflowClient]:
     uri = tracking_uri(state_folder())
     database = database_file(uri)
     if database is not None and not database.exists():
+        here = "here it may be: export MLFLOW_TRACKING_URI=sqlite:///mlflow.db; or " if MLFLOW_FILE.exists() else ""
         raise JobError(
-            found=f"no recorded runs: {database} does not exist",
+            found=f"no registry and no recorded runs: {database} does not exist",
             expected="a state folder in which a job ran, or a tracking server",
-            fix="set QUANTGATE_STATE or MLFLOW_TRACKING_URI, or run a job first: `quantgate run JOB`",
+            fix=f"{here}set QUANTGATE_STATE or MLFLOW_TRACKING_URI, or run a job first: `quantgate run JOB`",
         )
     with connect(uri) as client:
         yield client
@@ -231,24 +234,26 @@ def init(
 ) -> CommandAnswer:
     """Write a commented job file for a model.
 
-    The file lists the model's inputs and candidates, and suggests a metric. Data files that are not given are looked for
-    beside the job and the model: calibration.* or train.*; evaluation.*, test.* or valid*.*. Nothing is overwritten. Exit
-    code 2: no such version or data, or the file already exists.
+    The file lists the model's inputs and candidates, and suggests a metric. Data files or folders that are not given are
+    looked for beside the job and the model: calibration.* or train.*; evaluation.*, test.* or valid*.*. For folders of
+    pictures it writes prepare.py too, which reads them. Nothing is overwritten. Exit code 2: no such version or data, the
+    file already exists, or the target does not take the model.
 
     Example: quantgate init models:/fraud/3 --out fraud.yaml
     """
     _check_new(path)
     prepared()
-    from flows.cli.init import job_skeleton
-    from tasks.engines.catalog import absent_engines, without_unsuited_engines
+    from flows.cli.init import READ, job_skeleton, picture_reader
+    from tasks.engines.catalog import absent_engines, check_takes_source, without_unsuited_engines
     from tasks.evidence.flavors import WITH_PROGRAM
-    from tasks.evidence.model_facts import describe_file, describe_model
+    from tasks.evidence.model_facts import check_uri, describe_file, describe_model
     from tasks.measure.inventory import take_inventory
     from validators.job.read_job import parse_job
     from validators.samples.feeds import unchecked_feeds
     from validators.samples.guess_inputs import guess_inputs, look_at_data
     from validators.targets import facts_of
     from validators.untrusted.bounded_yaml import load_yaml
+    from validators.untrusted.operator_allowlist import line_to_allow
 
     folders = {path.parent: None}
     if uri.endswith(".onnx"):
@@ -257,11 +262,13 @@ def init(
         # A job's paths are relative to its own folder.
         facts = replace(facts, uri=os.path.relpath(uri, path.parent))
     else:
+        check_uri(uri)
         with registry() as client:
             facts = describe_model(client, uri, generates=facts_of(target).generates)
     inventory = take_inventory(target)
     inventory = replace(inventory, absent=absent_engines(inventory))
     inventory = without_unsuited_engines(inventory, has_program=facts.flavor in WITH_PROGRAM)
+    check_takes_source(inventory, has_program=facts.flavor in WITH_PROGRAM)
     given = {"calibration": calibration, "evaluation": evaluation}
     feeds = unchecked_feeds(guess_inputs(facts.inputs, facts.outputs), facts.inputs)
     data = look_at_data(
@@ -276,10 +283,16 @@ def init(
     except FileExistsError:
         _check_new(path)
         raise
+    reader = path.with_name(f"{READ.partition(':')[0]}.py")
+    module = picture_reader(facts.inputs, data.classes) if data.pictures and not reader.exists() else None
+    if module:
+        reader.write_text(module, encoding="utf-8")
     make = "" if given.keys() <= data.files.keys() else "make the data files that are missing, "
     lines = (
         f"wrote {path}: {facts.flavor}, inputs {', '.join(map(str, facts.inputs)) or 'unknown'}",
         *(f"found {role} data: {path.parent / data.files[role]}" for role in sorted(data.found)),
+        *([f"wrote {reader}: it reads the pictures; review it as well"] if module else []),
+        *([f"to allow it: {line_to_allow(READ, reader.parent)}"] if data.pictures else []),
         *(f"check {role} data: {fault}" for role, fault in data.faults.items()),
         f"next: {make}review the lines marked CHECK, then run `quantgate validate {path}`",
     )

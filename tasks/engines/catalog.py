@@ -21,6 +21,9 @@ from validators.records.run import AbsentEngine, Inventory
 from validators.target_facts import TargetFacts
 from validators.targets import BUILT_IN, ENGINES, GROUP, engines_of, facts_of, installed_targets, load_target
 
+_NO_PROGRAM = "it compiles PyTorch programs, and the source has none"
+_WITH_PROGRAM = "register the model with a flavor of PyTorch"
+
 
 def _room_of(name: str) -> str:
     return ENGINES[name].removesuffix(".facts")
@@ -100,17 +103,27 @@ def without_unsuited_engines(inventory: Inventory, *, has_program: bool) -> Inve
     if has_program or engines == (inventory.target,):
         return inventory
     unsuited = tuple(
-        AbsentEngine(
-            engine,
-            "it compiles PyTorch programs, and the source has none",
-            "register the model with a flavor of PyTorch",
-            for_source=True,
-        )
+        AbsentEngine(engine, _NO_PROGRAM, _WITH_PROGRAM, for_source=True)
         for engine in engines
         if not facts_of(engine).runs_sources
     )
     names = {one.engine for one in unsuited}
     return replace(inventory, absent=(*(one for one in inventory.absent if one.engine not in names), *unsuited))
+
+
+def check_takes_source(inventory: Inventory, *, has_program: bool) -> None:
+    """Refuse an engine that takes PyTorch programs alone, if the source has none.
+
+    Raises:
+        JobError: no candidate of the target can be made of the source.
+    """
+    target = inventory.target
+    if not (has_program or facts_of(target).runs_sources):
+        raise JobError(
+            found=f"the target {target}: {_NO_PROGRAM}",
+            expected="a source of a flavor of PyTorch, or a target that takes ONNX files",
+            fix=f"{_WITH_PROGRAM}, or choose another target; `quantgate doctor` lists them",
+        )
 
 
 def all_targets() -> tuple[Engine, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import zipfile
 from collections import Counter
@@ -147,15 +148,24 @@ def _tell_signature(logged: Mapping[str, Any]) -> str:
     return " -> ".join(sides)
 
 
-def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
+def check_uri(uri: str) -> re.Match[str]:
+    """Return the name and the version or alias in the URI of a registered version, as a match of `MODEL_URI`.
+
+    Raises:
+        SourceError: it is something else.
+    """
     match = MODEL_URI.fullmatch(uri)
     if match is None:
         raise SourceError(
-            found=f"MODEL_URI {uri!r}",
-            expected="models:/<name>/<version> or models:/<name>@<alias>",
-            fix="give the URI of a registered version; the model's page in MLflow lists them",
+            found=f"the model {uri!r} is neither the URI of a registered version nor an ONNX file",
+            expected="models:/<name>/<version>, models:/<name>@<alias>, or a file that ends in .onnx",
+            fix="log and register the model with MLflow, whose page lists the versions; or export it to ONNX",
         )
-    found = named_version(client, match)
+    return match
+
+
+def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
+    found = named_version(client, check_uri(uri))
     return str(found.name), str(found.version)
 
 

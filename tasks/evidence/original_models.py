@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tasks.evidence.sklearn_file import TRUSTED
 from tasks.ptq.graph.edits import save_model
 from tasks.runtimes.torch_program import load_program
+from validators.graph.source_form import normalize
 from validators.untrusted.external_data import check_weights
 from validators.untrusted.torch_program import leaf_names
 
@@ -208,6 +209,7 @@ def from_sklearn(order: dict[str, Any]) -> Run:
     options = {"zipmap": False} if hasattr(model, "predict_proba") else None
     kinds = [(FEATURES, FloatTensorType([None, model.n_features_in_]))]
     converted = convert_sklearn(model, initial_types=kinds, options=options, target_opset={"": 21, "ai.onnx.ml": 3})
+    normalize(converted)
     onnx.save(converted, order["onnx"])
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:

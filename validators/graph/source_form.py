@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from validators.graph.flat_outputs import flatten_outputs
 from validators.untrusted.external_data import graphs_of, nodes
 
 # The standard domain has two spellings; onnx's checker knows only the first.
 STANDARD, STANDARD_ALIAS = "", "ai.onnx"
+LEARNING = "ai.onnx.ml"
 BFLOAT16 = onnx.TensorProto.BFLOAT16
 # First IR version in which an initializer need not be an input.
 CONSTANTS_APART = 4
@@ -24,7 +28,7 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     not prepack it and no pass may change it. Negative dimensions become dynamic. `ai.onnx` becomes the empty domain. Duplicate
     node names within a graph are removed: the runtime refuses them, and a node needs no name. Inputs and outputs of bfloat16,
     a type that numpy lacks, become float32, with a Cast inside the model. Sparse constants become dense ones: of these alone
-    passes know what they are.
+    passes know what they are. Two operators that skl2onnx writes become standard ones, which OpenVINO knows.
     """
     constants = {tensor.name for tensor in model.graph.initializer}
     for value in [value for value in model.graph.input if value.name in constants]:
@@ -33,6 +37,7 @@ def normalize(model: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
     _drop_alias(model)
     for graph in graphs_of(model.graph):
         _densify(graph)
+        _replace_learning_operators(graph)
         _name_apart(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
@@ -120,6 +125,48 @@ def _densify(graph: onnx.GraphProto) -> None:
         dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
         graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
     del graph.sparse_initializer[:]
+
+
+def _replace_learning_operators(graph: onnx.GraphProto) -> None:
+    """Write Scaler, and ArrayFeatureExtractor of a constant table of numbers, in operators of the standard domain."""
+    tables = {tensor.name: tensor for tensor in graph.initializer}
+    nodes_before = list(graph.node)
+    made: list[onnx.NodeProto] = []
+    for node in nodes_before:
+        # The runtime refuses a Scaler without one of its two attributes.
+        if (node.domain, node.op_type) == (LEARNING, "Scaler") and len(node.attribute) == 2:
+            made += _scale(graph, node)
+        elif (node.domain, node.op_type) == (LEARNING, "ArrayFeatureExtractor") and node.input[0] in tables:
+            made += _gather(graph, node, onnx.numpy_helper.to_array(tables[node.input[0]]))
+        else:
+            made.append(node)
+    if made != nodes_before:
+        del graph.node[:]
+        graph.node.extend(made)
+
+
+def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return (x - offset) * scale in float32, whatever numbers the input has."""
+    floats, shifted = (f"{node.output[0]}_{part}" for part in ("float", "shifted"))
+    named = {item.name: f"{node.output[0]}_{item.name}" for item in node.attribute}
+    for item in node.attribute:
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(item.floats, np.float32), named[item.name]))
+    return [
+        _cast(node.input[0], floats, onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Sub", [floats, named["offset"]], [shifted], name=shifted),
+        onnx.helper.make_node("Mul", [shifted, named["scale"]], list(node.output), name=node.name),
+    ]
+
+
+def _gather(graph: onnx.GraphProto, node: onnx.NodeProto, table: NDArray[Any]) -> list[onnx.NodeProto]:
+    """Return the columns of a constant table, of which a flat one is a single row, in the order of the flat indices."""
+    rows, flat, every = (f"{node.output[0]}_{part}" for part in ("rows", "flat", "every"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.atleast_2d(table), rows))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1], np.int64), every))
+    return [
+        onnx.helper.make_node("Reshape", [node.input[1], every], [flat], name=flat),
+        onnx.helper.make_node("Gather", [rows, flat], list(node.output), axis=-1, name=node.name),
+    ]
 
 
 def _name_apart(graph: onnx.GraphProto) -> None:

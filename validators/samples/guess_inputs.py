@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from validators.errors import DataError
@@ -24,6 +25,8 @@ USUAL = {"sr": 16000, "sample_rate": 16000, "sampling_rate": 16000}
 LABEL = "label"
 # Names without suffix of the files that are taken, the first that exists; `valid*` is the validation split of many data sets.
 STEMS = {"calibration": ("calibration", "train"), "evaluation": ("evaluation", "test", "valid*")}
+# Files that a function of the job reads.
+PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class JobData:
 
     `found` are the roles whose files nobody named. `label` is the array that holds the labels; `others` are the further arrays
     that are no inputs, so that the choice is open. `labels` are those of the evaluation data. `columns` is the input that the
-    columns of a table make.
+    columns of a table make. `pictures` says that a function has to read the samples; `classes` are the names of their folders.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +45,8 @@ class JobData:
     others: Sequence[str] = ()
     labels: NDArray[Any] | None = None
     columns: str | None = None
+    pictures: bool = False
+    classes: Sequence[str] = ()
 
 
 def guess_inputs(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, InputSettings]:
@@ -102,14 +107,30 @@ def _usual_constant(spec: TensorSpec) -> bool | int | str:
 
 
 def find_data(folders: Collection[Path]) -> dict[str, str]:
-    """Return the data files of the folders by role: the first of each role by name, folder and suffix."""
+    """Return the data of the folders by role: the first file of each role by name, folder and suffix, or folder of samples."""
     found: dict[str, str] = {}
     for role, stems in STEMS.items():
-        paths = (path for stem in stems for folder in folders for path in sorted(folder.glob(f"{stem}.*")))
-        place = next((path for path in paths if path.suffix in READERS and path.is_file()), None)
+        paths = (
+            path
+            for stem in stems
+            for folder in folders
+            for path in (*sorted(folder.glob(f"{stem}.*")), *sorted(folder.glob(stem)))
+        )
+        place = next((path for path in paths if _holds_samples(path)), None)
         if place is not None:
             found[role] = str(place)
     return found
+
+
+def _holds_samples(path: Path) -> bool:
+    if path.is_dir():
+        return holds_pictures(path) or any(file.suffix in {*READERS, ".npy"} for file in path.iterdir())
+    return path.suffix in READERS and path.is_file()
+
+
+def holds_pictures(folder: Path) -> bool:
+    """Return True for a folder with pictures, or with folders of them."""
+    return any(file.suffix.lower() in PICTURES for pattern in ("*", "*/*") for file in folder.glob(pattern))
 
 
 def look_at_data(given: Mapping[str, str], folders: Collection[Path], base: Path, feeds: Feeds) -> JobData:
@@ -126,7 +147,10 @@ def look_at_data(given: Mapping[str, str], folders: Collection[Path], base: Path
     found = places.keys() - given
     faults: dict[str, str] = {}
     names: dict[str, list[str]] = {}
+    pictures = {role: path for role, path in local.items() if path.is_dir() and holds_pictures(path)}
     for role, path in local.items():
+        if role in pictures:
+            continue
         try:
             names[role] = list(read_arrays(path, role))
         except DataError as error:
@@ -147,7 +171,17 @@ def look_at_data(given: Mapping[str, str], folders: Collection[Path], base: Path
     if columns and unfit:
         columns = None
         labels, unfit = _load({role: local[role] for role in names}, feeds, label or LABEL, others, None)
-    return JobData(files, faults | unfit, found, label, others, labels, columns)
+    classes = _folders_of_classes(pictures.values())
+    if classes:
+        label, labels = LABEL, np.arange(len(classes))
+    return JobData(files, faults | unfit, found, label, others, labels, columns, bool(pictures), classes)
+
+
+def _folders_of_classes(folders: Collection[Path]) -> tuple[str, ...]:
+    """Return the names of folders that sort pictures by class; empty if a table has the labels."""
+    if any(path for folder in folders for path in folder.glob("metadata.*")):
+        return ()
+    return tuple(sorted({path.parent.name for folder in folders for path in folder.glob("[!._]*/*")}))
 
 
 def _load(

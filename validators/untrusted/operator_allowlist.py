@@ -39,6 +39,11 @@ def check_hook(name: str, folder: Path | None, *, key: str) -> None:
         raise _denied(f"`{key}: {name}`, {where}, which the operator does not allow", HOOKS, _hook(name, folder))
 
 
+def line_to_allow(name: str, folder: Path) -> str:
+    """Return the shell's line that allows `module:function` of a folder, beside the present entries."""
+    return _export(HOOKS, _hook(name, folder))
+
+
 def check_library(package: str | None, digest: str) -> None:
     """Check that the operator allows jobs to load a library of custom operators: a package by name, a file by its sha256.
 
@@ -65,9 +70,12 @@ def _listed(variable: str) -> set[str]:
 
 
 def _denied(found: str, variable: str, entry: str) -> JobError:
-    lines = ",".join([*sorted(_listed(variable)), entry])
     return JobError(
         found=found,
         expected=f"code that {variable} names in the environment of every process that would run it",
-        fix=f"if you trust this code: export {variable}='{lines}'",
+        fix=f"if you trust this code: {_export(variable, entry)}",
     )
+
+
+def _export(variable: str, entry: str) -> str:
+    return f"export {variable}='{','.join([*sorted(_listed(variable)), entry])}'"

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from conftest import Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -295,3 +296,97 @@ def test_a_given_metric_has_the_lines_that_it_needs(place: Path, metric: str) ->
     assert done.exit_code == 0, done.output
     assert read_job(place / "job.yaml").metric == metric
     assert "# The model's outputs suggest accuracy" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pixel"),
+    [
+        (["n", 3, 4, 5], "float32", [1.0, 0.0, 0.0]),
+        (["n", 4, 5, 3], "uint8", [255, 0, 0]),
+        (["n", 1, 4, 5], "float32", [76 / 255]),
+        (["n", 4, 5, 1], "uint8", [76]),
+    ],
+)
+def test_folders_of_pictures_get_a_reader(place: Path, shape: list[Any], dtype: str, pixel: list[float]) -> None:
+    """The class is that of the folder; 76 is the luma of pure red."""
+    for name in ("train/bee", "test/ant", "test/bee"):
+        (place / name).mkdir(parents=True)
+        Image.new("RGB", (9, 9), (255, 0, 0)).save(place / name / "1.PNG")
+    save_scorer(place / "m.onnx", shape, dtype)
+    text, done = init(place)
+    assert done.exit_code == 0, done.output
+    job = read_job(place / "job.yaml")
+    assert (job.data.calibration, job.data.evaluation, job.data.read) == (
+        place / "train",
+        place / "test",
+        "prepare:picture",
+    )
+    assert "CHECK: scores" not in text, "two classes, and folders of two"
+    assert f"QUANTGATE_ALLOWED_HOOKS='prepare:picture@{place}'" in done.output.replace("\n", "")
+    made: dict[str, Any] = {}
+    exec((place / "prepare.py").read_text(), made)
+    read = made["picture"](place / "test/bee/1.PNG")
+    assert read["label"] == 1
+    assert (list(read["x"].shape), read["x"].dtype) == (shape[1:], dtype)
+    channels = read["x"][:, 0, 0] if shape[1] in (1, 3) else read["x"][0, 0]
+    np.testing.assert_allclose(channels, pixel, atol=1e-6)
+
+
+def save_scorer(path: Path, shape: list[Any], dtype: str) -> None:
+    """Save a model that scores two classes of pictures."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["float"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "w"], ["scores"]),
+    ]
+    weights = np.ones((int(np.prod(shape[1:])), 2), np.float32)
+    graph = helper.make_graph(
+        nodes,
+        "scorer",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 2])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def test_a_present_reader_of_pictures_stays(place: Path) -> None:
+    """A table has the labels of a flat folder, so that nothing is made of folders' names."""
+    for name in ("train", "test"):
+        (place / name).mkdir()
+        Image.new("L", (9, 9)).save(place / name / "1.png")
+        (place / name / "metadata.csv").write_text("file_name,label\n1.png,0\n")
+    save_scorer(place / "m.onnx", ["n", 1, 4, 5], "float32")
+    (place / "prepare.py").write_text("# mine")
+    text, done = init(place)
+    assert done.exit_code == 0 and (place / "prepare.py").read_text() == "# mine"
+    assert "  label: label  # CHECK" in text and "wrote " + str(place / "prepare.py") not in done.output
+
+
+def test_folders_of_other_files_are_no_data(place: Path) -> None:
+    (place / "test").mkdir()
+    (place / "test" / "test_units.py").write_text("")
+    (place / "train").mkdir()
+    save(place / "train" / "part.npz")
+    text, _ = init(place)
+    assert "  calibration: train  # found" in text and "  evaluation: evaluation.npz  # CHECK" in text
+
+
+def test_a_file_has_no_candidates_of_torch_inductor(place: Path) -> None:
+    text, done = init(place, "--target", "torch-inductor")
+    assert (text, done.exit_code) == ("", 2)
+    assert "it compiles PyTorch programs, and the source has none" in done.output + done.stderr
+
+
+def test_what_is_no_model_is_named_without_a_registry(place: Path) -> None:
+    done = CliRunner().invoke(app, ["init", str(place / "model.pkl"), "--out", str(place / "job.yaml")])
+    assert done.exit_code == 2 and "neither the URI of a registered version nor an ONNX file" in done.stderr
+
+
+def test_a_registry_beside_the_command_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MLflow makes it where a model is logged without a server."""
+    monkeypatch.chdir(place)
+    (place / "mlflow.db").touch()
+    done = CliRunner().invoke(app, ["init", "models:/m/1", "--out", str(place / "job.yaml")])
+    assert done.exit_code == 2 and "export MLFLOW_TRACKING_URI=sqlite:///mlflow.db" in done.stderr

@@ -33,8 +33,8 @@ def contrib() -> onnx.ModelProto:
 
 def machine_learning() -> onnx.ModelProto:
     """An operator of ai.onnx.ml."""
-    scaler = node("Scaler", ["s"], ["h0"], domain="ai.onnx.ml", name="scaler", offset=[0.5] * 128, scale=[1.5] * 128)
-    return model_of(layers(scaler, node("Relu", ["h0"], ["h"])), weights(), domains=("ai.onnx.ml",))
+    normalizer = node("Normalizer", ["s"], ["h0"], domain="ai.onnx.ml", name="normalizer", norm="MAX")
+    return model_of(layers(normalizer, node("Relu", ["h0"], ["h"])), weights(), domains=("ai.onnx.ml",))
 
 
 def functions() -> onnx.ModelProto:
@@ -90,7 +90,7 @@ LEFT = {
         "fast_gelu": "custom operator com.microsoft:FastGelu",
         "norm": "custom operator com.microsoft:SkipLayerNormalization",
     },
-    "machine_learning": {"scaler": "custom operator ai.onnx.ml:Scaler"},
+    "machine_learning": {"normalizer": "custom operator ai.onnx.ml:Normalizer"},
     "functions": {},  # the runtime puts their bodies in their place, and those are quantized
 }
 

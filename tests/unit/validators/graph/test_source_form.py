@@ -182,3 +182,45 @@ def test_two_spellings_of_the_standard_domain_become_one(tiny: Tiny, tmp_path: P
     gathered = check_source_graph(tmp_path / "gathered.onnx")
     assert [item.domain for item in gathered.opset_import] == [""] and opset_of(gathered) == 21
     assert not any(node.domain for node in gathered.graph.node)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64])
+@pytest.mark.parametrize(
+    "settings", [{"offset": [1.0, -2.0, 0.5], "scale": [2.0, 3.0, 0.1]}, {"offset": [1.0], "scale": [4.0]}]
+)
+def test_a_scaler_becomes_standard_operators(tmp_path: Path, kind: int, settings: dict[str, list[float]]) -> None:
+    nodes = [helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", **settings)]
+    inputs = [helper.make_tensor_value_info("x", kind, ["n", 3])]
+    rows = np.array([[1, 2, 3], [-4, 5, 6]], helper.tensor_dtype_to_np_dtype(kind))
+    as_before(tmp_path, nodes, inputs, helper.make_tensor_value_info("y", TensorProto.FLOAT, None), rows)
+
+
+@pytest.mark.parametrize("table", [np.array([7, 8, 9]), np.array([[7, 8, 9]]), np.arange(6.0).reshape(2, 3)])
+def test_a_lookup_of_classes_becomes_standard_operators(tmp_path: Path, table: NDArray[Any]) -> None:
+    """skl2onnx looks up the label of the best score so."""
+    nodes = [helper.make_node("ArrayFeatureExtractor", ["table", "x"], ["y"], domain="ai.onnx.ml")]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 1])]
+    answer = helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(table.dtype), None)
+    as_before(tmp_path, nodes, inputs, answer, np.array([[2], [0], [2], [1]]), numpy_helper.from_array(table, "table"))
+
+
+def as_before(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    output: onnx.ValueInfoProto,
+    rows: NDArray[Any],
+    *constants: onnx.TensorProto,
+) -> None:
+    """Check that ONNX Runtime answers alike for a model and for its normal form, which has standard operators alone."""
+    graph = helper.make_graph(nodes, "learned", inputs, [output], list(constants))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / "source.onnx")
+    gather_weights(folder / "source.onnx", folder / "model.onnx")
+    assert {node.domain for node in onnx.load(folder / "model.onnx").graph.node} == {""}
+    (before,), (after,) = (
+        ort.InferenceSession(folder / name, providers=["CPUExecutionProvider"]).run(None, {"x": rows})
+        for name in ("source.onnx", "model.onnx")
+    )
+    assert (after.dtype, after.shape) == (before.dtype, before.shape)
+    np.testing.assert_allclose(after, before, rtol=1e-6)
