@@ -158,7 +158,7 @@ def _by_deployment(service: Stack, job: Path) -> dict[str, float]:
     from validators.job.read_job import read_job
 
     _forget(service.state)
-    deployment = service.ask("/deployments/name/quantize/on-demand", method="GET")["id"]
+    deployment = service.ask("/deployments/name/quantize/quantize-model", method="GET")["id"]
     parameters = {"job": read_job(job).model_dump(mode="json"), "promote": False}
     started = time.monotonic()
     found = service.ask(f"/deployments/{deployment}/create_flow_run", {"parameters": parameters})

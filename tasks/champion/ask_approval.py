@@ -27,7 +27,7 @@ from validators.records.result import Result
 from validators.records.run import Champion, Variant, device_class
 from validators.records.verdicts import SignOff
 
-DEPLOYMENT = "quantize/on-demand"
+DEPLOYMENT = "quantize/quantize-model"
 # Label of the flow run, so that listing waiting runs need not read artifacts.
 CANDIDATE_LABEL = "quantgate.candidate"
 # Limit of answers read for one run; each belongs to a different question.

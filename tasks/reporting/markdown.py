@@ -8,7 +8,7 @@ from tasks.reporting import formats
 from tasks.reporting.confirmation import confirmation_table, tell_confirmation
 from tasks.reporting.details import checks_table
 from tasks.reporting.parts import parts_table, tell_recovery
-from tasks.reporting.rows import MEMORY, P95, metric_of, shown_outcome, verdict_table
+from tasks.reporting.rows import MEMORY, P95, WHY, metric_of, shown_outcome, verdict_table
 from validators.plain_text import as_markdown, plain
 from validators.records.result import CandidateResult, Result
 
@@ -46,7 +46,9 @@ def verdict_markdown(result: Result) -> str:
             )
         )
     if table := verdict_table(result):
-        parts.append(table.markdown())
+        # The reasons follow as a list: Prefect's pages draw a table that is too wide over the text beside it.
+        parts.append(table.without(WHY).markdown())
+        parts.append("\n".join(f"- {as_markdown(row[0])}: {as_markdown(row[-1])}" for row in table.texts()))
     if told := tell_confirmation(result):
         parts += [as_markdown(told), confirmation_table(result).without("Baseline", "When chosen").markdown()]
     if result.recovery is not None:

@@ -16,7 +16,7 @@ from validators.records.verdicts import Verdict
 
 RowOutcome = CandidateOutcome | Literal["baseline", "stopped"]
 # Columns of pages alone: a terminal has 80 to 200 characters.
-P95, MEMORY = "p95 ms", "Memory MB"
+P95, MEMORY, WHY = "p95 ms", "Memory MB", "Why"
 
 FLOATS = ("fp32", "fp16", "bf16")
 # From this share of kernel time on, what is not in low precision explains a speed.
@@ -70,7 +70,7 @@ def verdict_table(result: Result, trials: Iterable[Trial] = (), *, has_links: bo
         Column("Outcome", "pill"),
         Column(metric_heading(result)),
         *map(Column, ("Drop", "Speedup", "p50 ms", P95, "Size MB", MEMORY, "Coverage %")),
-        Column("Why", "text"),
+        Column(WHY, "text"),
     ]
     return ReportTable("verdicts sortable", "verdict table", columns, rows, kinds)
 

@@ -1,4 +1,4 @@
-"""Start of runs through the deployment `quantize/on-demand`, once per key."""
+"""Start of runs through the deployment `quantize/quantize-model`, once per key."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.run.prefect_server import server_client
 from validators.errors import InfrastructureError
 from validators.job.job import Job
 
-DEPLOYMENT = "quantize/on-demand"
+DEPLOYMENT = "quantize/quantize-model"
 # One attempt a night: after this many failures a person must find the cause.
 MAX_ATTEMPTS = 5
 
 
 def start_quantize(job: Job, key: str) -> UUID:
-    """Start the deployment `quantize/on-demand` with a job and return the run's id; a used key returns its earlier run.
+    """Start the deployment `quantize/quantize-model` with a job and return the run's id; a used key returns its earlier run.
 
     Raises:
         InfrastructureError: the Prefect server does not answer, or has no such deployment.

@@ -17,7 +17,14 @@ import yaml
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentScheduleUpdate, DeploymentUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events import DeploymentEventTrigger
@@ -39,10 +46,23 @@ _FIELDS = (
     "concurrency_options",
 )
 
+# Names of deployments in earlier versions, by flow. The server cannot rename one.
+FORMER_NAMES = {
+    "quantize": "on-demand",
+    "validate": "on-demand",
+    "sweep": "nightly",
+    "rollback": "on-demand",
+    "watch": "hourly",
+    "retention": "nightly",
+}
+
 
 @dataclass(frozen=True)
 class DeployedObject:
-    """An object on the server: its name, the outcome (`made`, `changed`, `as it was`, `left out`), and its path in the UI."""
+    """An object on the server: its name, outcome and path in the UI.
+
+    Outcomes: `made`, `changed`, `as it was`, `left out`; of a deployment under its former name `removed` or `kept`.
+    """
 
     name: str
     outcome: str
@@ -77,16 +97,19 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
     wanted = _wanted(spec, flow)
     limit = (spec.get("concurrency_limit") or {}).get("limit")
     schedules = {one["slug"]: one for one in spec.get("schedules", ())}
-    try:
-        found = client.read_deployment_by_name(f"{flow.name}/{spec['name']}")
-    except ObjectNotFound:
-        found = None
+    found = _read(client, flow.name, spec["name"])
+    former = _read(client, flow.name, FORMER_NAMES.get(flow.name))
     if found is None:
+        is_active = {one.slug: one.active for one in former.schedules} if former else {}
         identity = client.create_deployment(
             flow_id=client.create_flow(flow),
             name=spec["name"],
             concurrency_limit=limit,
-            schedules=[DeploymentScheduleCreate(schedule=_schedule(one), slug=slug) for slug, one in schedules.items()],
+            paused=former.paused if former else False,
+            schedules=[
+                DeploymentScheduleCreate(schedule=_schedule(one), slug=slug, active=is_active.get(slug, True))
+                for slug, one in schedules.items()
+            ],
             **wanted,
         )
         outcome, detail = "made", ""
@@ -101,6 +124,33 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
     )
     for trigger in spec.get("triggers", ()):
         yield apply_automation(client, _automation(trigger, identity))
+    if former:
+        yield _retire(client, former, f"{flow.name}/{former.name}")
+
+
+def _read(client: SyncPrefectClient, flow: str, name: str | None) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(f"{flow}/{name}") if name else None
+    except ObjectNotFound:
+        return None
+
+
+def _retire(client: SyncPrefectClient, former: DeploymentResponse, name: str) -> DeployedObject:
+    """Delete a deployment under its former name, or keep it for runs of it: the server resumes none without its deployment."""
+    for schedule in former.schedules:
+        client.delete_deployment_schedule(former.id, schedule.id)
+    runs = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[former.id])),
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(not_any_=list(TERMINAL_STATES)))
+        ),
+    )
+    left = [run for run in runs if not (run.auto_scheduled and run.state_type == StateType.SCHEDULED)]
+    if left:
+        detail = f"runs that have not ended: {len(left)}; deploy again after them"
+        return DeployedObject(name, "kept", detail, f"/deployments/deployment/{former.id}", former.id)
+    client.delete_deployment(former.id)
+    return DeployedObject(name, "removed", "former name")
 
 
 def _wanted(spec: dict[str, Any], flow: Flow[..., Any]) -> dict[str, Any]:
@@ -114,10 +164,22 @@ def _wanted(spec: dict[str, Any], flow: Flow[..., Any]) -> dict[str, Any]:
         "work_pool_name": spec["work_pool"]["name"],
         "work_queue_name": spec["work_pool"]["work_queue_name"],
         "job_variables": spec["work_pool"].get("job_variables", {}),
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "parameter_openapi_schema": _form(flow),
         "enforce_parameter_schema": spec["enforce_parameter_schema"],
         "concurrency_options": ConcurrencyOptions(collision_strategy=strategy) if strategy else None,
     }
+
+
+def _form(flow: Flow[..., Any]) -> dict[str, Any]:
+    """Return the schema of a flow's parameters, from which Prefect's pages make the form, with positions at every level.
+
+    Prefect gives them to the parameters alone, and PostgreSQL does not keep the order of the keys of `jsonb`.
+    """
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    for model in schema.get("definitions", {}).values():
+        for position, field in enumerate(model.get("properties", {}).values()):
+            field["position"] = position
+    return schema
 
 
 def _schedule(spec: dict[str, Any]) -> CronSchedule:

@@ -64,7 +64,7 @@ class Plant:
         self.stack.ask("/work_pools/quantgate", {"base_job_template": _TEMPLATE}, method="PATCH")
         for one in self.stack.ask("/deployments/filter"):
             self.stack.ask(f"/deployments/{one['id']}/pause_deployment")
-        self.deployment = str(self.stack.ask("/deployments/name/quantize/on-demand", method="GET")["id"])
+        self.deployment = str(self.stack.ask("/deployments/name/quantize/quantize-model", method="GET")["id"])
 
     def start_worker(self) -> None:
         """A worker of the runs."""

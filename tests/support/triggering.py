@@ -38,7 +38,7 @@ def deploy(stack: Stack) -> None:
     made = {
         name: stack.ask("/deployments/", {"name": name, "flow_id": stack.ask("/flows/", {"name": flow})["id"], **more})
         for flow, name, more in (
-            ("quantize", "on-demand", {}),
+            ("quantize", "quantize-model", {}),
             (
                 "new version",
                 "webhook",

@@ -106,7 +106,7 @@ def deploy() -> None:
     """The deployment that the watch starts, without a worker."""
     from flows.quantize import quantize
 
-    quantize.to_deployment(name="on-demand").apply()
+    quantize.to_deployment(name="quantize-model").apply()
 
 
 def started() -> list[dict[str, Any]]:

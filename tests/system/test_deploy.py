@@ -18,15 +18,16 @@ import pytest
 import yaml
 from driving import environment
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from rich.console import Console
 from stack import AUTH, Stack, free_port, wait_until
 
 from flows.service.deploy import deploy
-from tasks.workers.deployments import DeployedObject, apply_automation, apply_deployments
+from tasks.workers.deployments import FORMER_NAMES, DeployedObject, apply_automation, apply_deployments
 from tasks.workers.run_pool import apply_pool, stuck_automation, zombie_automation
 from validators.errors import InfrastructureError, JobError
+from validators.job.job import Job
 
 ROOT = Path(__file__).parents[2]
 SPECS: list[dict[str, Any]] = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())["deployments"]
@@ -90,8 +91,7 @@ def test_the_file_is_one_that_prefect_reads() -> None:
 
     read = PrefectYamlModel.model_validate(yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text()))
     assert len(read.deployments) == len(SPECS) == 7
-    names = [(spec["entrypoint"], spec["name"]) for spec in SPECS]
-    assert len(set(names)) == 7
+    assert len({spec["name"] for spec in SPECS}) == 7  # the list of deployments shows the flow in small letters below
     for spec in SPECS:
         assert re.fullmatch(r"flows\.[a-z_]+\.[a-z_]+", spec["entrypoint"])
         assert spec["work_pool"]["name"] == "quantgate" and spec["enforce_parameter_schema"] is True
@@ -134,7 +134,7 @@ def test_one_command_makes_all_and_a_second_changes_nothing(
     pool = client.read_work_pool("quantgate")
     assert (pool.type, pool.concurrency_limit) == ("process", 16)
     assert client.read_work_queue_by_name("runs", "quantgate").concurrency_limit == 1
-    quantize = client.read_deployment_by_name("quantize/on-demand")
+    quantize = client.read_deployment_by_name("quantize/quantize-model")
     assert (quantize.entrypoint, quantize.work_queue_name) == ("flows.quantize.quantize", "runs")
     again, said = deployed()
     assert {made.outcome for made in again.values()} <= {"as it was", "left out"}, said
@@ -145,7 +145,7 @@ def test_one_command_makes_all_and_a_second_changes_nothing(
 def test_the_job_is_a_form_that_the_server_holds_runs_to(client: SyncPrefectClient) -> None:
     """Descriptions, enums, bounds and defaults of nested settings; what does not fit is refused before it is a run."""
     deployed()
-    quantize = client.read_deployment_by_name("quantize/on-demand")
+    quantize = client.read_deployment_by_name("quantize/quantize-model")
     schema = quantize.parameter_openapi_schema
     assert schema is not None and quantize.enforce_parameter_schema
     assert schema["properties"]["job"]["description"] and schema["properties"]["promote"]["default"] is True
@@ -153,6 +153,8 @@ def test_the_job_is_a_form_that_the_server_holds_runs_to(client: SyncPrefectClie
     assert "ort-cpu" in job["target"]["enum"] and "accuracy" in str(job["metric"])
     budgets = schema["definitions"]["Budgets"]["properties"]
     assert budgets["recovery"]["minimum"] == 0 and budgets["seconds"]["exclusiveMinimum"] == 0
+    assert list(job) == list(Job.model_fields) == sorted(job, key=lambda key: job[key]["position"])
+    assert list(job)[:2] == ["source", "data"] == schema["definitions"]["Job"]["required"]
     without = [
         f"{name}.{key}"
         for name, model in schema["definitions"].items()
@@ -189,6 +191,38 @@ def test_what_an_operator_switched_off_stays_off(client: SyncPrefectClient, tmp_
     assert [(one.outcome, one.detail) for one in made] == [("changed", "tags"), ("changed", "")]
     (automation,) = client.read_automations_by_name(TRIGGER)
     assert (automation.enabled, automation.trigger.expect) == (False, {"another"})
+
+
+@pytest.mark.slow
+def test_former_name_hands_over_what_was_switched_off(
+    stack: Stack, client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept without schedules for a suspended run, which needs it to go on, and removed once none is left."""
+    list(apply_pool(client, None, None))
+    former = next(apply_deployments(client, planted_file(tmp_path, name="former", triggers=[]))).deployment
+    assert former is not None
+    client.update_deployment_schedule(former, client.read_deployment(former).schedules[0].id, active=False)
+    client.pause_deployment(former)
+    run = client.create_flow_run_from_deployment(former, parameters={"name": "waits"}).id
+
+    def put(kind: str, label: str) -> None:
+        stack.ask(f"/flow_runs/{run}/set_state", {"state": {"type": kind, "name": label}, "force": True})
+
+    def renamed() -> list[tuple[str, str]]:
+        made = apply_deployments(client, planted_file(tmp_path, name="renamed", triggers=[]))
+        return [(one.name, one.outcome) for one in made]
+
+    put("PAUSED", "Suspended")
+    monkeypatch.setitem(FORMER_NAMES, "planted", "former")
+    assert renamed() == [("planted/renamed", "made"), ("planted/former", "kept")]
+    now = client.read_deployment_by_name("planted/renamed")
+    assert (now.paused, [one.active for one in now.schedules]) == (True, [False])
+    assert client.read_deployment(former).schedules == []
+    put("COMPLETED", "Promoted")
+    assert renamed() == [("planted/renamed", "as it was"), ("planted/former", "removed")]
+    with pytest.raises(ObjectNotFound):
+        client.read_deployment(former)
+    assert renamed() == [("planted/renamed", "as it was")]
 
 
 @pytest.mark.slow

@@ -76,7 +76,15 @@ def see_table(tab: Page, service: Service, run: str, key: str) -> list[list[str]
 
 def test_a_form_that_is_wrong_says_so_and_one_that_is_right_runs(service: Service, tiny: Tiny, tab: Page) -> None:
     """Bounds are held before anything runs; the run's page has the outcome, and its artifacts the figures of the result."""
-    tab.goto(f"{service.site}/deployments/deployment/{service.deployment('quantize/on-demand')}/run")
+    tab.goto(f"{service.site}/deployments/deployment/{service.deployment('quantize/quantize-model')}/run")
+    # Those that a job needs come first, although PostgreSQL does not keep the order of keys.
+    first = ["job", "Source", "Data", "Calibration", "Evaluation", "Label (Optional)"]
+    expect(setting(tab, "Source")).to_be_visible(timeout=WAIT_MS)
+    assert tab.locator(".schema-form-property__label").all_inner_texts()[: len(first)] == first
+    newer = tab.context.new_page()
+    newer.goto(tab.url.replace("/deployments/", "/v2/deployments/", 1))
+    expect(newer.get_by_label("Source").first).to_be_visible(timeout=WAIT_MS)
+    assert newer.locator("label").all_inner_texts()[1 : 1 + len(first)] == first
     given = tiny.job()["data"]
     assert isinstance(given, dict)
     for title, text in (
@@ -171,7 +179,7 @@ def test_the_pages_of_a_run_show_it_without_a_network(service: Service, chromium
 
 def test_a_run_that_asks_is_suspended_until_somebody_approves(service: Service, tiny: Tiny, tab: Page) -> None:
     """The question is on the run's page with the verdicts; the answer is in the result, the registry and the version."""
-    run = service.start("quantize/on-demand", {"job": job(tiny, "asked")})
+    run = service.start("quantize/quantize-model", {"job": job(tiny, "asked")})
     assert service.wait_for(run, "PAUSED")["name"] == "Suspended"
     record = service.record(run)
     assert (record["info"]["status"], record["tags"]["quantgate.outcome"]) == ("RUNNING", "awaiting_approval")
@@ -212,11 +220,11 @@ def test_a_run_that_asks_is_suspended_until_somebody_approves(service: Service, 
 
 def test_unanswered_question_expires_and_second_try_is_rejected(service: Service, tiny: Tiny) -> None:
     """Prefect fails the run by itself; the sweep records it. Tried again, it asks anew; nothing is ever promoted."""
-    run = service.start("quantize/on-demand", {"job": job(tiny, "other", expires_hours=0.001)})
+    run = service.start("quantize/quantize-model", {"job": job(tiny, "other", expires_hours=0.001)})
     assert service.wait_for(run, "FAILED")["message"] == "The flow was paused and never resumed."
     late = service.command("approve", run)
     assert late.returncode == 2 and "no runs" in late.stderr
-    service.wait_for(service.start("sweep/nightly", {}), "COMPLETED")
+    service.wait_for(service.start("sweep/nightly-sweep", {}), "COMPLETED")
     settled = service.record(run)
     assert (settled["info"]["status"], settled["tags"]["quantgate.outcome"]) == ("FINISHED", "rejected")
     tags = service.tags("other")
@@ -224,7 +232,7 @@ def test_unanswered_question_expires_and_second_try_is_rejected(service: Service
         tags["quantgate.ort-cpu.status"] == "rejected" and "nobody answered in time" in tags["quantgate.ort-cpu.reason"]
     )
 
-    again = service.start("quantize/on-demand", {"job": job(tiny, "other")})
+    again = service.start("quantize/quantize-model", {"job": job(tiny, "other")})
     service.wait_for(again, "PAUSED")
     listed = service.command("approvals").stdout
     assert again in listed and STATIC in listed and run not in listed

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import browser
-from page_checks import NARROW, WIDE, visit
+from page_checks import NARROW, WIDE, violations, visit
 from playwright.sync_api import Browser, Page
 from report_data import (
     CHOSEN,
@@ -28,7 +29,11 @@ from tasks.records.run_lookup import Recorded
 from tasks.reporting.page import About, render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from tasks.reporting.templates import render
+from validators.calibration.judge import judge_calibration
+from validators.job.job_data import CalibrationBounds
 from validators.records.result import Result
+from validators.records.run import DataFile
+from validators.samples.datasets import Samples
 
 RUN = Recorded(
     *("0" * 32, "run", "models:/tiny/1", "ort-cpu", "FINISHED", "winner", "b is fast", CHOSEN, "a device", ""),
@@ -65,6 +70,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in kinds}
 
 
+@pytest.fixture(scope="module")
+def calibration_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of samples twice as large as their reference, as one file."""
+
+    def draw(n: int, seed: int, scale: float) -> Samples:
+        values = np.random.default_rng(seed).normal(1.0, scale, (n, 8)).astype(np.float32)
+        return Samples(DataFile(Path("x.npz"), "0" * 64, n), {"x": values}, None)
+
+    folder = tmp_path_factory.mktemp("calibration")
+    judge_calibration(draw(128, 1, 2.0), draw(1000, 2, 1.0), None, None, CalibrationBounds(), folder, seed=7)
+    return folder / "calibration.html"
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_the_whole_report_is_without_fault(chromium: Browser, pages: dict[str, Path], width: int, dark: bool) -> None:
@@ -79,6 +97,18 @@ def test_a_report_of_any_other_end_is_without_fault(chromium: Browser, pages: di
     """No champion, refused data, an error, a decoder: narrow, where most can go wrong."""
     with visit(chromium, pages[kind], width=NARROW) as view:
         assert view.faults() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_calibration_page_has_no_serious_fault(
+    chromium: Browser, calibration_page: Path, width: int, dark: bool
+) -> None:
+    """Contrast, language, and tables that the keyboard can scroll; landmarks are Great Expectations' own."""
+    landmarks = ("region", "landmark-one-main", "landmark-unique", "page-has-heading-one")
+    with visit(chromium, calibration_page, width=width, dark=dark) as view:
+        assert violations(view.tab, without=landmarks) == []
 
 
 def first_column(tab: Page) -> list[str]:

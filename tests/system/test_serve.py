@@ -125,7 +125,7 @@ def test_it_prints_where_things_are_and_prepares_its_folder(service: Service) ->
 
 def test_a_run_that_is_asked_for_by_the_api_runs(service: Service, tiny: Tiny) -> None:
     """As the form in the UI asks: taken by the worker, with its record in MLflow, its state named, and heard of meanwhile."""
-    deployment = service.ask("/deployments/name/quantize/on-demand")
+    deployment = service.ask("/deployments/name/quantize/quantize-model")
     job = tiny.job(objective="size")
     run = service.ask(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"job": job, "promote": True}})
 
@@ -200,7 +200,7 @@ def test_wrong_password_and_foreign_host_are_refused(service: Service, headers: 
 
 @pytest.mark.parametrize("name", ["command", "env", "working_dir", "stream_output", "anything"])
 def test_a_caller_sets_no_job_variable(service: Service, name: str) -> None:
-    deployment = service.ask("/deployments/name/rollback/on-demand")["id"]
+    deployment = service.ask("/deployments/name/rollback/roll-back-champion")["id"]
     body = {"parameters": {"model": "m", "target": "ort-cpu"}, "job_variables": {name: {} if name == "env" else "true"}}
     with pytest.raises(httpx.HTTPStatusError) as refused:
         service.ask(f"/deployments/{deployment}/create_flow_run", body)
@@ -253,7 +253,7 @@ def test_a_server_that_is_killed_comes_back(service: Service) -> None:
 def test_a_signal_ends_all_of_it(service: Service) -> None:
     """In seconds, with a run going on: no process and no port is left, and the run is not left running."""
     service.look()
-    deployment = service.ask("/deployments/name/validate/on-demand")
+    deployment = service.ask("/deployments/name/validate/judge-calibration")
     service.ask(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"job": late_job(service.root)}})
     assert service.process is not None
     before = len(service.look())

@@ -53,6 +53,13 @@ _INTEGRITY = re.compile(r'\s(?:integrity|crossorigin)="[^"]*"')
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")
 # Advertisements for a newsletter and for tutorials, which cover the end of the page.
 _FOOTER = re.compile(r"<footer\b.*?</footer>", re.DOTALL)
+# Without a tab stop the keyboard cannot scroll a wide table. Tables are made in a later handler of the same event.
+TAB_STOPS = """<script>
+addEventListener("load", () => setTimeout(() => {
+  for (const box of document.querySelectorAll(".fixed-table-body")) box.tabIndex = 0;
+}));
+</script>
+"""
 # Label that Great Expectations gives to in-memory data.
 _NO_ASSET = " Data asset: None<br>"
 _CSS_LINK = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s;]+)""")
@@ -125,9 +132,9 @@ def _rewrite(text: str, to_static: str) -> str:
         return _INTEGRITY.sub("", _LINK.sub(f'{link[1]}="{to_static}{place}"', tag[0], count=1))
 
     text = _FOOTER.sub("", _DARK.sub("", _TAG.sub(mend, text)))
-    text = text.replace(_NO_ASSET, "")
-    style = f'<link rel="stylesheet" href="{to_static}{_OWN_STYLE}">\n'
-    return text if style in text else text.replace("</head>", f"{style}</head>", 1)
+    text = text.replace(_NO_ASSET, "").replace("<html>", '<html lang="en">', 1)
+    head = f'<link rel="stylesheet" href="{to_static}{_OWN_STYLE}">\n{TAB_STOPS}'
+    return text if head in text else text.replace("</head>", f"{head}</head>", 1)
 
 
 def _remove_unused(static: Path) -> None:

@@ -66,22 +66,35 @@ class Job(Settings):
     """The frozen description of a run."""
 
     source: str
-    """`models:/name/version`, `models:/name@alias`, or a path to an ONNX file (then nothing is promoted)."""
-    target: TargetName = DEFAULT_TARGET
-    """Engine, or class of devices, that will run the variants."""
-    baseline: TargetName | None = None
-    """Engine that runs the source as you run it today; speedups are relative to it. It is an engine of the target, or on a
-    processor `ort-cpu`. Null for `ort-cpu` on a processor, and for the target's first engine on a GPU."""
+    """`models:/name/version`, such as `models:/fraud/3`; `models:/name@alias`; or a path to an ONNX file (then nothing is
+    promoted)."""
     data: Data
     """The calibration, evaluation and traffic samples."""
-    inputs: dict[str, InputSettings] = Field(default_factory=dict)
-    """Inputs of the model that are no arrays with the samples along axis 0, by name."""
+    target: TargetName = DEFAULT_TARGET
+    """Engine, or class of devices, that will run the variants."""
     # The function comes first: the form of Prefect's UI shows a given string as the first string type of a union.
     metric: Annotated[
         Annotated[FunctionName, Field(title="typed: a name, or module:function")]
         | Annotated[Literal[tuple(METRICS)], Field(title="a name from the list")],  # type: ignore[valid-type]  # at run time
         Field(description=ABOUT),
     ] = "accuracy"
+    candidates: (
+        Annotated[Literal["default", "wide"], Field(title="the target's list")]
+        | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
+    ) = "default"
+    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or names, such as
+    `int8-static-minmax-pc@ort-cpu`."""
+    objective: Literal["latency", "size"] = "latency"
+    """Measure by which the best of the passing candidates is chosen."""
+    approval: ApprovalRule = ApprovalRule()
+    """Approval of the winner by a person."""
+    gates: Gates = Gates()
+    """Gates that a variant must pass to be promoted."""
+    baseline: TargetName | None = None
+    """Engine that runs the source as you run it today; speedups are relative to it. It is an engine of the target, or on a
+    processor `ort-cpu`. Null for `ort-cpu` on a processor, and for the target's first engine on a GPU."""
+    inputs: dict[str, InputSettings] = Field(default_factory=dict)
+    """Inputs of the model that are no arrays with the samples along axis 0, by name, such as `{"sr": {"constant": 16000}}`."""
     metric_direction: Literal["higher", "lower"] | None = None
     """Better direction of your own metric function: higher or lower values."""
     metric_threshold: float | None = None
@@ -97,29 +110,18 @@ class Job(Settings):
         | Annotated[tuple[str, ...], Field(min_length=1, title="names, for map and map50")]
         | None
     ) = None
-    """Name of the output that the metric reads; null for the model's first output. For `map` and `map50` also a list, in one of
-    these orders: boxes `(n, m, 4)` of x1, y1, x2, y2, scores `(n, m)`, labels `(n, m)`; boxes, scores `(n, m, classes)`; boxes,
-    scores `(n, classes, m)`, indices `(k, 3)` of NonMaxSuppression; or with a fixed batch of 1 boxes `(k, 4)`, scores `(k)`,
-    labels `(k)`. One output may hold all: `(n, m, 6)` of x1, y1, x2, y2, score, class, or `(k, 7)` of sample, x1, y1, x2, y2,
-    class, score."""
-    candidates: (
-        Annotated[Literal["default", "wide"], Field(title="the target's list")]
-        | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
-    ) = "default"
-    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or names."""
+    """Name of the output that the metric reads, such as `logits`; null for the first. For `map` and `map50` also a list, in
+    one of these orders: boxes `(n, m, 4)` of x1, y1, x2, y2, scores `(n, m)`, labels `(n, m)`; boxes, scores `(n, m, classes)`;
+    boxes, scores `(n, classes, m)`, indices `(k, 3)` of NonMaxSuppression; or with a fixed batch of 1 boxes `(k, 4)`, scores
+    `(k)`, labels `(k)`. One output may hold all: `(n, m, 6)` of x1, y1, x2, y2, score, class, or `(k, 7)` of sample, x1, y1,
+    x2, y2, class, score."""
     portable: bool = False
     """True for variants that give the same answers on every processor: INT8 weights of 7 bits, whose sums saturate nowhere,
     nothing in bfloat16, and no code for one processor. False for variants for processors like that of the run."""
     search: Literal["race", "all"] = "race"
     """`race` stops candidates that cannot pass or cannot win, see docs/race.md. `all` measures every candidate in full."""
-    gates: Gates = Gates()
-    """Gates that a variant must pass to be promoted."""
-    objective: Literal["latency", "size"] = "latency"
-    """Measure by which the best of the passing candidates is chosen."""
     confirmation: Confirmation = Confirmation()
     """Confirmation of the winner."""
-    approval: ApprovalRule = ApprovalRule()
-    """Approval of the winner by a person."""
     watch: Watch | None = None
     """Checks of the champion's traffic and answers after promotion; null for none."""
     calibration: CalibrationBounds = CalibrationBounds()
@@ -135,16 +137,16 @@ class Job(Settings):
     engines: Engines = Engines()
     """Settings of TensorRT's engine builder, for the target `tensorrt`."""
     provider_options: dict[str, str] = Field(default_factory=dict)
-    """Options of the runtime by their own names: of ONNX Runtime's CUDA provider for `ort-cuda`, of OpenVINO
-    for `openvino`."""
+    """Options of the runtime by their own names: of ONNX Runtime's CUDA provider for `ort-cuda`, of OpenVINO for `openvino`,
+    such as `{"PERFORMANCE_HINT": "LATENCY"}`."""
     operator_libraries: tuple[OperatorLibrary, ...] = ()
     """Libraries of the source's custom operators, which stay in float. A source with custom operators needs at least one."""
     code: Path = Path()
     """Folder of Python files with the functions that the job names, relative to the job file. A function is looked up there
     first, then among the modules that quantgate can import."""
     step: FunctionName | None = None
-    """`module:function`, a step of your own, called with each variant that has passed so far, inside its run in MLflow.
-    `gates.logged` can bound the metrics that it logs there. See docs/verdicts.md."""
+    """`module:function`, such as `checks:fairness`: a step of your own, called with each variant that has passed so far, inside
+    its run in MLflow. `gates.logged` can bound the metrics that it logs there. See docs/verdicts.md."""
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -65,15 +65,10 @@ class Data(Settings):
     """
 
     calibration: DataPlace
-    """Samples that determine quantization ranges. Labels are optional and used to judge coverage."""
+    """Samples that determine quantization ranges, such as `/data/fraud/calibration.npz`. Labels are optional and used to judge
+    coverage."""
     evaluation: DataPlace
-    """Samples on which accuracy is measured; never used for anything else."""
-    read: FunctionName | None = None
-    """`module:function` that reads the files of folders, such as pictures or sounds: it gets the path of one file and returns a
-    dictionary with an array for each input, without the axis of samples. Labels are further entries or columns of
-    `metadata.csv` in the folder, which has a column `file_name`. See `code`."""
-    traffic: DataPlace | None = None
-    """A sample of recent traffic, the reference for the calibration data. Without one, the evaluation inputs are used."""
+    """Samples on which accuracy is measured, such as `/data/fraud/evaluation.npz`; never used for anything else."""
     label: str = "label"
     """Name of the array or column that holds the label: a class index; for `mse`, `mae` and `r2` target values; for `cosine` an
     embedding; for `spearman` a number; for `wer` and `cer` the text or its token ids; for `perplexity` and `greedy_match`
@@ -81,16 +76,23 @@ class Data(Settings):
     slices: tuple[str, ...] = ()
     """Names of arrays or columns that divide samples into slices, such as language or customer: integers or text. Calibration
     data must cover each slice of the reference."""
-    ignore: tuple[str, ...] = ()
-    """Names of arrays or columns to ignore because they are neither inputs, label nor slices, such as ids."""
-    columns: str | None = None
-    """Name of an input `[samples, numbers]` that the remaining columns of numbers make, in the order of the table and in the
-    type of the input. Without it, the columns `x.0`, `x.1`, ... make the input `x`."""
     groups: str | None = None
     """Name of the array or column of sample groups, such as patient, video or document: integers or text. Samples of one group
     resemble each other. So gates count groups (clusters) in place of samples, a group is never split between the samples that
     choose and those that confirm, and no group may be in both calibration and evaluation data. Samples with equal inputs are
     one group without being named; see docs/verdicts.md."""
+    traffic: DataPlace | None = None
+    """A sample of recent traffic, the reference for the calibration data, such as `/data/fraud/traffic.npz`. Without one, the
+    evaluation inputs are used."""
+    ignore: tuple[str, ...] = ()
+    """Names of arrays or columns to ignore because they are neither inputs, label nor slices, such as `row_id`."""
+    columns: str | None = None
+    """Name of an input `[samples, numbers]`, such as `x`, that the remaining columns of numbers make, in the order of the table
+    and in the type of the input. Without it, the columns `x.0`, `x.1`, ... make the input `x`."""
+    read: FunctionName | None = None
+    """`module:function`, such as `prepare:picture`, that reads the files of folders of pictures or sounds: it gets the path of
+    one file and returns a dictionary with an array for each input, without the axis of samples. Labels are further entries or
+    columns of `metadata.csv` in the folder, which has a column `file_name`. See `code`."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Data:

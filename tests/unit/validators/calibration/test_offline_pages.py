@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from validators.calibration.judge import judge_calibration
-from validators.calibration.offline_pages import ASSETS, LINKS, make_offline
+from validators.calibration.offline_pages import ASSETS, LINKS, TAB_STOPS, make_offline
 from validators.job.job_data import CalibrationBounds
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples
@@ -283,11 +283,11 @@ def test_links_lead_to_the_assets_from_any_depth(place: str, up: str, tmp_path: 
     )
     make_offline(tmp_path)
     assert page.read_text(encoding="utf-8") == (
-        f'<html><head><script src="{up}static/vendor/vega/vega.min.js"></script>\n'
+        f'<html lang="en"><head><script src="{up}static/vendor/vega/vega.min.js"></script>\n'
         f'<script src="{up}static/vendor/bootstrap/js/bootstrap.min.js"></script>\n'
         f"\n"
         f'<link rel="stylesheet" href="{up}static/vendor/fontawesome-free/css/all.min.css"/>'
-        f'<link rel="stylesheet" href="{up}static/vendor/page.css">\n'
+        f'<link rel="stylesheet" href="{up}static/vendor/page.css">\n{TAB_STOPS}'
         f'</head><body><a href="{FAR}/bootstrap.min.js">how it works</a><script>x = "{FAR}/vega@5"</script></body></html>'
     )
 
