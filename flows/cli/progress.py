@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -34,9 +35,10 @@ from tasks.run.progress_events import (
     Stage,
     watch_stages,
 )
-from validators.gates.race_rules import PROBES
 from validators.job.candidate_name import decode
-from validators.job.job import Job
+
+if TYPE_CHECKING:
+    from validators.job.job import Job
 
 # Stages of each candidate, each with its past participle; those of a race.
 _CANDIDATE_STAGES = {MAKE: "made", MEASURE: "measured"}
@@ -100,6 +102,8 @@ class Progress:
                 self._worked[stage.kind] += now - since >= _FROM_STORE_SECONDS
 
     def _count_of(self, kind: str) -> int:
+        from validators.gates.race_rules import PROBES
+
         return sum(self._candidates.values()) * (PROBES if kind == PROBE else 1)
 
     def seconds_left(self) -> float | None:
@@ -108,6 +112,8 @@ class Progress:
         Candidates take as long as those before them, by the pace at which they finish: several run at a time. Before the first
         one, making is expected to take as long as measuring the baseline, most of which is its accuracy on the same samples.
         """
+        from validators.gates.race_rules import PROBES
+
         if BASELINE not in self._took or not self._candidates:
             return None
         stages = self._left(MAKE, self._took[BASELINE])

@@ -30,13 +30,12 @@ from validators.errors import (
     JobError,
     QuantgateError,
 )
-from validators.job.job import Job
-from validators.job.read_job import changed, parse_job, read_job
 from validators.records.answer import CommandAnswer, Table
 from validators.untrusted.s3_uris import S3Uri
 
 if TYPE_CHECKING:
     from tasks.run.clock import Clock
+    from validators.job.job import Job
     from validators.records.result import Result
 
 log = logging.getLogger("quantgate")
@@ -146,6 +145,7 @@ def demo(
         prepared()
         with show_progress(err):
             from flows.cli.demo import prepare_demo
+            from validators.job.read_job import read_job
 
             kind: Literal["text", "image", "llm"] = "llm" if llm else "image" if image else "text"
             return read_job(prepare_demo(state_folder(), kind, every=every))
@@ -159,6 +159,7 @@ def candidates(job: JobFile, changes: Changes = None) -> CommandAnswer:
     Example: quantgate candidates examples/text.yaml
     """
     from flows.service.describe import candidate_rows
+    from validators.job.read_job import read_job
 
     rows = candidate_rows(read_job(job, changes or ()))
     document = [dict(zip(("candidate", "what_it_is", "here"), row, strict=True)) for row in rows[1:]]
@@ -183,6 +184,8 @@ def suggest_calibration(
 
     Example: quantgate suggest-calibration job.yaml --from pool.npz --size 128
     """
+    from validators.job.read_job import read_job
+
     read = read_job(job)
     target = path or _local_target(read.data.calibration)
     prepared()
@@ -218,6 +221,7 @@ def job_of(
     Raises:
         JobError: as `read_job`; or `saved_to` is there already, or its folder is not.
     """
+    from validators.job.read_job import changed, parse_job, read_job
 
     def value_of(key: str, value: str) -> str:
         return json.dumps(str(Path(value).absolute()) if key != "metric" and not value.startswith("s3://") else value)

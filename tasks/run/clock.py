@@ -7,9 +7,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from validators.deadline import work_until
-from validators.records.result import SecondsResult
+
+if TYPE_CHECKING:
+    from validators.records.result import SecondsResult
 
 Interval = tuple[float, float]
 
@@ -52,6 +55,8 @@ class Clock:
 
     def seconds(self) -> SecondsResult:
         """Return total, overhead and seconds by step; work that overlaps counts once."""
+        from validators.records.result import SecondsResult
+
         total = self.elapsed_seconds
         with self._lock:
             by_step = {step: round(union_seconds(spans), 3) for step, spans in self._intervals.items()}

@@ -264,7 +264,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     def ends(*_: object) -> None:
         raise raised[0]
 
-    monkeypatch.setattr("flows.cli.run.read_job", ends)
+    monkeypatch.setattr("validators.job.read_job.read_job", ends)
     return raised
 
 
