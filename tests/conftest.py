@@ -23,6 +23,16 @@ from validators.samples.datasets import TensorSpec, load_samples
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 4
 SYSTEM = Path(__file__).parent / "system"
+# Files of several minutes, which run first: begun last, one of them would leave the other processes without work.
+LONGEST = {
+    "test_gpu_rehearsal",
+    "test_handoff",
+    "test_interface_runs",
+    "test_oldest_versions",
+    "test_pages",
+    "test_torch_inductor",
+    "test_workers",
+}
 # How long an example takes is a matter of what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -43,6 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for marker in left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
         items[:] = [item for item in items if not item.get_closest_marker(marker)]
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:
