@@ -278,6 +278,9 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
                 with stage(START, lambda: START):
                     prepared()
                     start_server()
+                    from tasks.run.user_functions import check_places
+
+                    check_places(job)
                     flow = load()
                     kept.enter_context(on_server())
                 result: Result = ended(flow(job)).result(raise_on_failure=False)

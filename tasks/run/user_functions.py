@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from tasks.measure.metrics.catalog import Options, named_metric
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.texts import make_decoder
-from tasks.measure.metrics.user_code import UserFunction, load_function
+from tasks.measure.metrics.user_code import UserFunction, check_allowed, load_function
 from tasks.measure.metrics.user_metric import user_metric
 from tasks.measure.metrics.values import has_noise
 from validators.errors import JobError
 from validators.job.job import Job
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import TensorSpec
+from validators.samples.readers import check_exists
 from validators.targets import facts_of
+
+
+def check_places(job: Job) -> None:
+    """Refuse what a job names and is not there or not allowed, at once: loading it comes after Prefect's start.
+
+    Raises:
+        DataError: a data file is missing.
+        JobError: the operator does not allow a function.
+    """
+    data, measured = job.data, job.measurement
+    for role, place in (("calibration", data.calibration), ("evaluation", data.evaluation), ("traffic", data.traffic)):
+        if isinstance(place, Path):
+            check_exists(place, role)
+    named = {
+        "metric": job.metric if job.metric_is_function else None,
+        "data.read": data.read,
+        "measurement.preprocess": measured.preprocess,
+        "measurement.postprocess": measured.postprocess,
+        "step": job.step,
+    }
+    for key, name in named.items():
+        if name is not None:
+            check_allowed(name, job.code, key=key)
 
 
 def job_metric(job: Job) -> Metric:

@@ -44,12 +44,7 @@ def read_arrays(path: Path, role: str) -> Arrays:
         return {file.stem: map_array(file, role) for file in arrays}
     if path.is_dir():
         return _join([(file.name, read_arrays(file, role)) for file in shards_of(path, role)], path, role)
-    if not path.is_file():
-        raise DataError(
-            found=f"{role} data {path}: {why_no_file(path)}",
-            expected=f"a file of the type {TYPES}, or a folder of them",
-            fix="correct the path in `data`",
-        )
+    check_exists(path, role)
     if path.suffix not in READERS:
         raise DataError(
             found=f"{role} data {path.name} has the suffix {path.suffix!r}: {kind_of_file(path)}",
@@ -66,6 +61,16 @@ def read_arrays(path: Path, role: str) -> Arrays:
             expected="an intact file of the type that its suffix states",
             fix=getattr(error, "fix", f"write the file again with {MAGIC_OF[path.suffix][2]}"),
         ) from error
+
+
+def check_exists(path: Path, role: str) -> None:
+    """Raise DataError if there is no such file or folder."""
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(
+            found=f"{role} data {path}: {why_no_file(path)}",
+            expected=f"a file of the type {TYPES}, or a folder of them",
+            fix="correct the path in `data`",
+        )
 
 
 def holds_text_alone(path: Path) -> bool:

@@ -75,9 +75,7 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
         JobError: the operator does not allow it, the module is missing or fails to load, or it has no such function.
     """
     module_name, _, function_name = name.partition(":")
-    path = (folder / Path(*module_name.split("."))).with_suffix(".py").resolve()
-    place = folder if path.is_file() else None
-    check_hook(name, place, key=key)
+    path, place = check_allowed(name, folder, key=key)
     with _lock:
         source = str(path) if place else module_name
         if source not in _loaded:
@@ -93,6 +91,18 @@ def load_function(name: str, folder: Path, *, key: str) -> UserFunction:
             fix="correct the name, or define the function at the top level of the module",
         )
     return UserFunction(name, _without_exit(function), loaded)
+
+
+def check_allowed(name: str, folder: Path, *, key: str) -> tuple[Path, Path | None]:
+    """Return the file that would hold `module:function`, and `folder` if it is there, else None: the module is imported.
+
+    Raises:
+        JobError: the operator does not allow it.
+    """
+    path = (folder / Path(*name.partition(":")[0].split("."))).with_suffix(".py").resolve()
+    place = folder if path.is_file() else None
+    check_hook(name, place, key=key)
+    return path, place
 
 
 def _function(value: Any) -> Any:

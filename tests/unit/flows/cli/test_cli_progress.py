@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from conftest import Tiny
@@ -221,3 +221,26 @@ def test_a_run_says_that_it_starts_before_it_loads(tiny: Tiny, monkeypatch: pyte
         run._follow(lambda: job, {}, load)
     assert "models:/tiny/1 for ort-cpu: starting Prefect and loading the libraries" in started[0]
     assert seen == [(run.START, True), (run.START, False)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data": {"evaluation": "/no/evaluation.npz"}}, "evaluation data /no/evaluation.npz"),
+        ({"metric": "steal:all", "metric_direction": "higher"}, "`metric: steal:all`"),
+        ({"data": {"read": "pictures:read"}}, "`data.read: pictures:read`"),
+        ({"measurement": {"preprocess": "steal:all"}}, "`measurement.preprocess: steal:all`"),
+        ({"step": "steal:all"}, "`step: steal:all`"),
+    ],
+)
+def test_what_is_missing_or_not_allowed_is_told_before_the_flow_loads(
+    changes: dict[str, Any], told: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "start_server", lambda: None)
+    plain: dict[str, Any] = tiny.job()
+    merged = {key: plain[key] | value if isinstance(plain.get(key), dict) else value for key, value in changes.items()}
+    job = parse_job(plain | merged, base=Path())
+    loaded: list[bool] = []
+    answer = run._follow(lambda: job, {}, lambda: loaded.append(True))  # type: ignore[arg-type]  # never reached
+    assert not loaded and answer.exit_code == 2
+    assert told in " ".join(capsys.readouterr().err.split())
