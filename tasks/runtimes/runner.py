@@ -16,7 +16,7 @@ from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refus
 from tasks.runtimes.ort_gpu import device_of
 from validators.deadline import check_deadline
 from validators.records.run import SessionSettings
-from validators.samples.datasets import Arrays, TensorSpec
+from validators.samples.datasets import Arrays, TensorSpec, part_of, rows_of
 from validators.targets import facts_of_provider
 
 if TYPE_CHECKING:
@@ -57,6 +57,21 @@ class Runner(Protocol):
         Raises:
             CandidateRefused: `invalid`: the batch does not fit the model, or the device; also of each call.
         """
+
+
+@dataclass(frozen=True)
+class InRequests:
+    """A runner that asks a model for at most `most` samples at a time: its answer to one depends on those beside it."""
+
+    runner: Runner
+    most: int
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """See `Runner.run`; outputs have the samples along axis 0."""
+        n = rows_of(batch)
+        requests = [part_of(batch, start, min(start + self.most, n)) for start in range(0, n, self.most)]
+        found = [self.runner.run(request, outputs) for request in requests]
+        return found[0] if len(found) == 1 else [np.concatenate(one) for one in zip(*found, strict=True)]
 
 
 class ModelRunner:

@@ -31,10 +31,11 @@ from tasks.measure.metrics.reduction import (
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric, keeps_noise
-from tasks.runtimes.runner import Runner, open_runner
+from tasks.runtimes.runner import InRequests, Runner, open_runner
 from tasks.storage.product import Product
 from validators.digests import digest_values
 from validators.errors import BudgetExceeded, CandidateRefused, JobError
+from validators.job.candidate_name import decode
 from validators.job.job import Job
 from validators.job.metric_facts import metric_facts
 from validators.records.measurements import Accuracy
@@ -95,6 +96,7 @@ def measure_accuracy(
         run.inventory.device_key,
         str(reference.accuracy.scores_path) if reference else None,
         None if part is None else digest_values(rows.tolist()),
+        request_size(job, variant),
         str(known.scores_path) if known else None,
     )
 
@@ -148,7 +150,7 @@ def _reduced(
             outputs: Iterator[NDArray[Any]] = answer_windows(generator, samples, reader, metric.of_answers)
             labels = None if labels is None else expected_texts(labels, reader)
         else:
-            outputs = _outputs(opened(variant), evidence, metric, rows)
+            outputs = _outputs(opened(variant), evidence, metric, rows, request_size(run.job, variant))
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
@@ -177,6 +179,15 @@ def _reduced(
         )
 
 
+def request_size(job: Job, variant: Variant) -> int | None:
+    """Return how many samples those who use the model send at most, if a variant's answers depend on it; else None.
+
+    The ranges of `int8-dynamic` are those of all samples of a request: in other company a sample gets other codes.
+    """
+    is_dynamic = "@" in variant.candidate and decode(variant.candidate).dynamic
+    return max(point.batch_size for point in job.measurement.points) if is_dynamic else None
+
+
 def _is_watchable(metric: Metric) -> bool:
     """Return True if the metric's rows are known batch by batch; those of language models come at the end."""
     return metric.has_drop and metric.scope == "sample" and metric.of_windows is None
@@ -199,10 +210,13 @@ def _size(evidence: Evidence) -> int:
     return size * (evidence.evaluation.steps or 1)
 
 
-def _outputs(runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+def _outputs(
+    runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[np.intp], most: int | None = None
+) -> Iterator[NDArray[Any]]:
     """Yield the judged output of `rows` batch by batch, of all where a metric or model needs all.
 
-    Of a language model, it is the figures of all windows: the logits are too large.
+    A model whose answers depend on it is asked for `most` samples at a time. Of a language model, the output is the figures of
+    all windows: the logits are too large.
     """
     samples, output = evidence.evaluation, evidence.output
     if metric.of_windows:
@@ -213,8 +227,9 @@ def _outputs(runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[n
     if samples.steps:
         yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)
         return
+    asked = InRequests(runner, most) if most else runner
     for batch in samples.batches(_size(evidence), rows):
-        yield metric.joined(runner.run(batch, evidence.output_names), batch.rows)
+        yield metric.joined(asked.run(batch, evidence.output_names), batch.rows)
 
 
 def _keeping(outputs: Iterator[NDArray[Any]], path: Path, n: int, most: float) -> Iterator[NDArray[Any]]:

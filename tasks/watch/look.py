@@ -13,9 +13,9 @@ from tasks.measure.inventory import take_inventory
 from tasks.measure.metrics.values import signal_and_noise
 from tasks.measure.taps import find_taps, taps_of
 from tasks.run.context import Run, log
-from tasks.runtimes.runner import open_runner
+from tasks.runtimes.runner import InRequests, open_runner
 from tasks.trials.materials import prepared_product
-from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE
+from tasks.trials.measure_accuracy import EVALUATION_BATCH_SIZE, request_size
 from tasks.watch.alarms import DRIFT_BY_CHANCE, DRIFT_STAKES, Signal, weigh, weigh_columns
 from tasks.watch.subject import WatchedChampion
 from validators.calibration.disjoint import compare_disjoint
@@ -178,8 +178,10 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
         open_runner(watched.source.onnx_path, run.reference_session) as source,
         open_runner(variant.loaded, variant.session.without_spinning()) as champion,
     ):
+        most = None if watched.batch_axis else request_size(run.job, variant)
+        asked = InRequests(champion, most) if most else champion
         for batch in traffic.batches(watched.batch_axis or EVALUATION_BATCH_SIZE):
-            answers = [runner.run(batch, [output])[0] for runner in (source, champion)]
+            answers = [runner.run(batch, [output])[0] for runner in (source, asked)]
             alike.append(
                 _agreements(
                     answers[0],

@@ -23,6 +23,8 @@ from tasks.measure.metrics.metric import Rows
 from tasks.measure.metrics.reduction import BatchObserver, answers_of
 from tasks.measure.metrics.texts import make_decoder
 from tasks.ptq.build_variant import Materials
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.footprint import Footprint
@@ -149,6 +151,32 @@ def test_samples_kept_for_confirmation_run_once_it_comes(
     for one, other in zip(arrays_of(rest), arrays_of(every), strict=True):
         np.testing.assert_array_equal(one, other)
     assert _with_kept_samples(bench.run, bench.baseline, trial) is trial
+
+
+@pytest.mark.parametrize("sizes", [[1], [3, 1]])
+def test_ranges_of_a_request_are_those_of_requests_of_the_job(sizes: list[int], tiny: Tiny, tmp_path: Path) -> None:
+    """Alone a sample has codes of its own; beside 31 others, those of the largest of all."""
+    bench = Bench(tiny, tmp_path / "one", "accuracy")
+    measurement = bench.run.job.measurement.model_copy(update={"batch_sizes": tuple(sizes)})
+    bench.run = replace(bench.run, job=bench.run.job.model_copy(update={"measurement": measurement}))
+    quantize_dynamic(tiny.model, tmp_path / "dynamic.onnx", weights=Int8Weights())
+    path = tmp_path / "dynamic.onnx"
+    bench.noisy = replace(bench.noisy, candidate="int8-dynamic-pc@ort-cpu", path=path, digest=digest_model(path))
+    found, samples = bench.measure(), np.load(tiny.evaluation)["x"]
+    with open_session(path, bench.noisy.session) as session, open_session(tiny.model, bench.noisy.session) as source:
+        reference = source.run(None, {"x": samples})[0]
+
+        def noise_of(size: int) -> NDArray[Any]:
+            """A batch of 32 is asked as requests of this size and a smaller one."""
+            starts = [start + first for start in range(0, len(samples), 32) for first in range(0, 32, size)]
+            requests = [samples[start : min(start + size, start - start % 32 + 32)] for start in starts]
+            outputs = np.concatenate([session.run(None, {"x": request})[0] for request in requests if len(request)])
+            return ((outputs.astype(float) - reference) ** 2).sum(axis=1)
+
+        alone, together = noise_of(max(sizes)), noise_of(32)
+    assert found.noise_path is not None
+    np.testing.assert_allclose(np.load(found.noise_path)[:, 1], alone, rtol=1e-3)
+    assert np.median(alone) < 0.9 * np.median(together)
 
 
 def test_a_fixed_batch_runs_all_samples(tiny: Tiny, tmp_path: Path) -> None:
