@@ -233,7 +233,7 @@ def test_a_run_says_that_it_starts_before_it_loads(tiny: Tiny, monkeypatch: pyte
         ({"step": "steal:all"}, "`step: steal:all`"),
     ],
 )
-def test_what_is_missing_or_not_allowed_is_told_before_the_flow_loads(
+def test_missing_data_and_code_end_a_run_before_its_flow_loads(
     changes: dict[str, Any], told: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "start_server", lambda: None)
