@@ -193,8 +193,13 @@ def test_every_number_is_the_same_everywhere(world: tuple[Path, dict[str, Answer
             assert raw[key] == pytest.approx(value), key
         for key in ("latency_p50_ms", "size_bytes", "coverage_macs"):
             assert raw[key] == candidate[key], key
-        for place, text in (("terminal", answers["promote"].out), ("verdict", markdown), ("report", page)):
-            start = text.index(name, text.index("the source at its own precision") if place != "terminal" else 0)
+        starts = {
+            "terminal": (answers["promote"].out, name, ""),
+            "verdict": (markdown, f"| {name}", ""),
+            "report": (page, name, "the source at its own precision"),
+        }
+        for place, (text, head, after) in starts.items():
+            start = text.index(head, text.index(after))
             part = " ".join(text[start : start + 900].replace("\\", "").split())
             for figure in figures.values():
                 assert figure in part or figure.replace("(", "").replace(")", "") in part, (place, name, figure)

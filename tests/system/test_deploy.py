@@ -303,13 +303,15 @@ def test_only_a_run_that_fell_silent_is_crashed(stack: Stack, client: SyncPrefec
         assert time.monotonic() < end + 60, "a silent run was never crashed"
         beat("beating")
         time.sleep(2)
-    assert {name: state(name) for name in runs} == {
+    states = {name: state(name) for name in runs}
+    # The server calls it late when it comes to it.
+    assert states.pop("late") in ("Late", "Scheduled")
+    assert states == {
         "silent": "Crashed",
         "beating": "Running",
         "ended": "NoVariant",
         "suspended": "Suspended",
         "foreign": "Running",
-        "late": "Late",
         "taken": "Crashed",
         "submitting": "Crashed",
     }
