@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
 from validators.deadline import check_deadline
+from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec, part_of, rows_of
 from validators.targets import facts_of_provider
@@ -67,11 +68,19 @@ class InRequests:
     most: int
 
     def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`; outputs have the samples along axis 0."""
+        """See `Runner.run`; also refused are outputs without samples along axis 0, or of another shape for another request."""
         n = rows_of(batch)
         requests = [part_of(batch, start, min(start + self.most, n)) for start in range(0, n, self.most)]
         found = [self.runner.run(request, outputs) for request in requests]
-        return found[0] if len(found) == 1 else [np.concatenate(one) for one in zip(*found, strict=True)]
+        try:
+            return found[0] if len(found) == 1 else [np.concatenate(one) for one in zip(*found, strict=True)]
+        except ValueError as error:
+            raise CandidateRefused(
+                kind="invalid",
+                found=f"outputs of requests of {self.most}: {error}",
+                expected="outputs of equal shape, with samples along axis 0",
+                fix="pad the judged output to a fixed size in the graph, or name another `output`",
+            ) from error
 
 
 class ModelRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,12 @@ from tasks.ptq.graph.prepare import prepare_graph
 from tasks.run.footprint import Footprint
 from tasks.run.loaded_run import with_inputs
 from tasks.runtimes.ort import open_session
+from tasks.runtimes.runner import InRequests
 from tasks.trials import measure_accuracy as module
 from tasks.trials.confirm import _with_kept_samples
 from tasks.trials.measure_accuracy import Reference, _considerate, measure_accuracy
 from validators.digests import digest_model
+from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.job_data import TextDecoding
 from validators.job.metric_facts import METRICS
@@ -177,6 +180,13 @@ def test_ranges_of_a_request_are_those_of_requests_of_the_job(sizes: list[int], 
     assert found.noise_path is not None
     np.testing.assert_allclose(np.load(found.noise_path)[:, 1], alone, rtol=1e-3)
     assert np.median(alone) < 0.9 * np.median(together)
+
+
+def test_outputs_that_differ_from_request_to_request_are_refused() -> None:
+    runner: Any = SimpleNamespace(run=lambda batch, _: [np.zeros((1, int(batch["x"][0])))])
+    assert InRequests(runner, 1).run({"x": np.array([2, 2])}, ["y"])[0].shape == (2, 2)
+    with pytest.raises(CandidateRefused, match="outputs of requests of 1"):
+        InRequests(runner, 1).run({"x": np.array([2, 3])}, ["y"])
 
 
 def test_a_fixed_batch_runs_all_samples(tiny: Tiny, tmp_path: Path) -> None:
