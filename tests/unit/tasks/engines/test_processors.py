@@ -101,7 +101,7 @@ def test_instruction_sets_agree_with_openvino() -> None:
 
 
 def test_instruction_sets_agree_with_torch() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     capabilities = torch.cpu.get_capabilities()
     assert HERE.has_any(TORCH_BF16) == any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "arm_bf16"))
 
