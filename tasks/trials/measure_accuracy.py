@@ -136,7 +136,8 @@ def _reduced(
     watch: BatchObserver | None,
     known: Accuracy | None,
 ) -> Reduced:
-    samples, size = evidence.evaluation, _size(evidence)
+    samples, asked = evidence.evaluation, request_size(run.job, variant)
+    size = _size(evidence, asked)
     noise = keeps_noise(metric, evidence.output)
     with ExitStack() as stack:
 
@@ -150,7 +151,7 @@ def _reduced(
             outputs: Iterator[NDArray[Any]] = answer_windows(generator, samples, reader, metric.of_answers)
             labels = None if labels is None else expected_texts(labels, reader)
         else:
-            outputs = _outputs(opened(variant), evidence, metric, rows, request_size(run.job, variant))
+            outputs = _outputs(opened(variant), evidence, metric, rows, size, asked)
         beside: Iterator[NDArray[Any]] | None = None
         if noise or metric.reads_reference:
             if reference is None:
@@ -159,7 +160,7 @@ def _reduced(
             elif reference.accuracy.outputs_path is not None:
                 beside = _stored(reference.accuracy.outputs_path, size, rows)
             else:
-                beside = _outputs(opened(reference.variant), evidence, metric, rows)
+                beside = _outputs(opened(reference.variant), evidence, metric, rows, size)
         if metric_facts(metric.name).kind == "classes":
             answers = answers_of(known) if known else None
             outputs = _answering(
@@ -204,16 +205,20 @@ def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iter
         yield batch
 
 
-def _size(evidence: Evidence) -> int:
-    """Return the batch size: the model's fixed one, or fewer samples than usual if one sample is large; whole sequences."""
+def _size(evidence: Evidence, most: int | None = None) -> int:
+    """Return the batch size: the model's fixed one, or fewer samples than usual if one sample is large; whole sequences.
+
+    Of sequences at most `most`.
+    """
     size = evidence.batch_axis or batch_size(evidence.sample_bytes, EVALUATION_BATCH_SIZE)
-    return size * (evidence.evaluation.steps or 1)
+    steps = evidence.evaluation.steps
+    return min(size, most or size) * steps if steps else size
 
 
 def _outputs(
-    runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[np.intp], most: int | None = None
+    runner: Runner, evidence: Evidence, metric: Metric, rows: NDArray[np.intp], size: int, most: int | None = None
 ) -> Iterator[NDArray[Any]]:
-    """Yield the judged output of `rows` batch by batch, of all where a metric or model needs all.
+    """Yield the judged output of `rows` in batches of `size`, of all where a metric or model needs all.
 
     A model whose answers depend on it is asked for `most` samples at a time. Of a language model, the output is the figures of
     all windows: the logits are too large.
@@ -225,10 +230,10 @@ def _outputs(
         yield score_batches(logits, samples, output, metric.of_windows)
         return
     if samples.steps:
-        yield from run_sequences(runner, samples, output.name, _size(evidence) // samples.steps)
+        yield from run_sequences(runner, samples, output.name, size // samples.steps)
         return
     asked = InRequests(runner, most) if most else runner
-    for batch in samples.batches(_size(evidence), rows):
+    for batch in samples.batches(size, rows):
         yield metric.joined(asked.run(batch, evidence.output_names), batch.rows)
 
 

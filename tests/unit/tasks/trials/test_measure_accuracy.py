@@ -289,3 +289,5 @@ def test_large_samples_run_in_small_batches(tiny: Tiny) -> None:
     assert module._size(evidence) == module.EVALUATION_BATCH_SIZE
     assert module._size(replace(evidence, sample_bytes=10 * 2**20)) == 3
     assert module._size(replace(evidence, sample_bytes=10 * 2**20, batch_axis=8)) == 8
+    sequences = replace(evidence, evaluation=replace(samples, steps=5))
+    assert module._size(sequences) == 5 * module.EVALUATION_BATCH_SIZE and module._size(sequences, 2) == 10
