@@ -25,7 +25,8 @@ demo-llm: $(FLAVORS)
 # Two processes, a file of tests at a time; more where there is room: each brings models and servers of its own, up to 4 GB.
 TEST_PROCESSES := 2
 # In the order of the folders: the slow files of system tests before units, so that no process waits for the last of them.
-PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process that dies ends the run with the test that it was in: xdist's restart can leave the others waiting for ever.
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Units, documentation, one run on each CPU target and a promotion that is killed.
 test: $(READY)
