@@ -42,7 +42,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>\d+)|@(?P<alias>[^/@]+))")
 
-_REGISTRY = "MLFLOW_REGISTRY_URI"
+_TRACKING, _REGISTRY = "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"
 _SETTING = threading.Lock()
 log = logging.getLogger("quantgate")
 
@@ -59,13 +59,16 @@ def connect(tracking_uri: str) -> Iterator[MlflowClient]:
     import mlflow
 
     with _SETTING:
-        told = os.environ.get(_REGISTRY)
+        told = {name: os.environ.get(name) for name in (_TRACKING, _REGISTRY)}
         registry = registry_uri(tracking_uri)
         mlflow.set_tracking_uri(tracking_uri)
         mlflow.set_registry_uri(registry)
-        # MLflow writes it into the environment, where the next call would take it for the user's setting.
-        if told is None:
-            os.environ.pop(_REGISTRY, None)
+        # MLflow writes them into the environment, where the next call would take them for the user's settings.
+        for name, value in told.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
     # A database is opened here, a server is not.
     yield registry_call(mlflow.MlflowClient, tracking_uri, registry)
 

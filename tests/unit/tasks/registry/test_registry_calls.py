@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fault_proxy import faults
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tasks.registry.mlflow_registry import registry_call, sent_once
+from tasks.registry.mlflow_registry import connect, registry_call, sent_once
 from validators.errors import ServiceDown
 
 MODEL = f"m-{'0' * 32}"
@@ -29,3 +31,11 @@ def test_a_wrong_parameter_stays_one() -> None:
 
     with pytest.raises(MlflowException, match="of the caller"):
         registry_call(ask)
+
+
+def test_a_connection_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow writes its URIs there, and the next state folder would be looked up in this one's registry."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", told := "http://127.0.0.1:2")
+    with connect("http://127.0.0.1:1"):
+        assert "MLFLOW_TRACKING_URI" not in os.environ and os.environ["MLFLOW_REGISTRY_URI"] == told
