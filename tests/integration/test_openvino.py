@@ -118,6 +118,24 @@ def test_openvinos_own_format_answers_as_the_onnx_file(tiny: Tiny, tmp_path: Pat
         assert np.array_equal(own.run(batch, names)[0], ours.run(batch, names)[0])
 
 
+def test_a_signal_after_two_models_reaches_its_handler(tiny: Tiny) -> None:
+    """A service that loads a new champion, releases the old one, and is ended: this was a segmentation fault."""
+    code = f"""
+import signal
+from pathlib import Path
+from tasks.engines.openvino.shipped.model import OpenVinoModel
+
+old = OpenVinoModel(Path({str(tiny.model)!r}), 1, {{}})
+new = OpenVinoModel(Path({str(tiny.model)!r}), 1, {{}})
+del old
+del new
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
+
+
 def test_a_candidate_in_words() -> None:
     assert "INT8 or UINT8 activations by mse" in describe(decode("int8-static-mse-pc@openvino"))
     assert "as OpenVINO fuses it" in describe(decode("fp32-fused@openvino"))

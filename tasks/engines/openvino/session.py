@@ -42,10 +42,10 @@ def why_missing() -> Missing | None:
     if installed_version() is None:
         return NOT_INSTALLED
     try:
-        import openvino
+        from tasks.engines.openvino.shipped.model import core
     except (ImportError, OSError) as error:
         return Missing(f"{DISTRIBUTION} does not load: {error}", "a complete installation", "install it again")
-    if "CPU" not in openvino.Core().available_devices:
+    if "CPU" not in core().available_devices:
         return Missing(
             f"{DISTRIBUTION} {installed_version()} has no device for this processor",
             "a processor that it supports: x86-64 or ARM",
@@ -56,9 +56,9 @@ def why_missing() -> Missing | None:
 
 def capabilities() -> tuple[str, ...]:
     """Return what OpenVINO says that this processor computes in, such as `FP32`, `BF16` and `INT8`; needs the package."""
-    import openvino
+    from tasks.engines.openvino.shipped.model import core
 
-    return tuple(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    return tuple(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 @contextmanager

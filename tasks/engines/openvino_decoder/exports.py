@@ -44,9 +44,10 @@ def make_openvino_genai(variant: Path, folder: Path, options: Mapping[str, str])
     import openvino as ov
 
     from tasks.engines.openvino_decoder.shipped.graph import with_states
+    from tasks.engines.openvino_decoder.shipped.model import core
 
     config = json.loads((variant / CONFIG).read_text(encoding="utf-8"))["model"]
-    graph = with_states(ov.Core().read_model(variant / "model.onnx"), config, cut=False)
+    graph = with_states(core().read_model(variant / "model.onnx"), config, cut=False)
     for name in OPTIONS:
         graph.set_rt_info(options[name], ["runtime_options", name])
     folder.mkdir()
@@ -64,16 +65,13 @@ def _prove(variant: Path, folder: Path, vocabulary: int, options: Mapping[str, s
     Raises:
         JobError: it does not.
     """
-    import openvino as ov
-
-    from tasks.engines.openvino_decoder.shipped.model import DEVICE, OpenVinoDecoder
+    from tasks.engines.openvino_decoder.shipped.model import DEVICE, OpenVinoDecoder, core
 
     tokens = np.random.default_rng(0).integers(0, vocabulary, (1, PROBED))
     wanted = OpenVinoDecoder(variant / "model.onnx", 1, options).scores(tokens)
-    core = ov.Core()
     properties = {name: value for name, value in options.items() if name.isupper() and name not in OPTIONS}
-    read = core.read_model(folder / GRAPH)
-    request = core.compile_model(read, DEVICE, {**properties, "INFERENCE_NUM_THREADS": "1"}).create_infer_request()
+    read = core().read_model(folder / GRAPH)
+    request = core().compile_model(read, DEVICE, {**properties, "INFERENCE_NUM_THREADS": "1"}).create_infer_request()
     feed: dict[str, Any] = {
         TOKENS: tokens,
         "attention_mask": np.ones_like(tokens),

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ _PLACES = re.compile(r"^(Exception from |Check '|FrontEnd API failed|Summary:|Mo
 _FILLED = (ov.Tensor(np.zeros(1, np.float32)).data.dtype, ov.Type.f32.to_dtype())
 
 
+@cache
+def core() -> Any:
+    """Return the one `Core` of the process, which is never released.
+
+    The first use of one gives the main thread a stack for signal handlers, and its release restores what was there before
+    (seen with 2026.4.1). Of two that are released in the order of their making, the last restores memory that is gone, and the
+    next signal, such as the SIGTERM that ends a service, is a segmentation fault.
+    """
+    return ov.Core()
+
+
 class OpenVinoModel:
     """A compiled model; `inputs` and `outputs` are its ports, in the order of the ONNX file.
 
@@ -49,13 +61,12 @@ class OpenVinoModel:
             RuntimeError: OpenVINO does not read or compile the file, or does not apply an option; see `message_of`. With
                 `mismatch`, another precision is told there instead.
         """
-        core = ov.Core()
         wanted = {**options, "INFERENCE_NUM_THREADS": str(threads)}
         # A path, so that a file whose compiled form is kept is not read.
-        read = model if "CACHE_DIR" in options else core.read_model(model)
+        read = model if "CACHE_DIR" in options else core().read_model(model)
         if not isinstance(read, Path):
             _refuse_strings([*read.inputs, *read.outputs])
-        self.compiled = core.compile_model(read, DEVICE, wanted)
+        self.compiled = core().compile_model(read, DEVICE, wanted)
         self.inputs: list[Any] = list(self.compiled.inputs)
         self.outputs: list[Any] = list(self.compiled.outputs)
         precision = self.compiled.get_property(PRECISION).to_string()

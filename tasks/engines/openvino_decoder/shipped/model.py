@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ PART = 64
 
 # See `tasks.engines.openvino.shipped.model`: the tables of types are filled while the module is imported.
 _FILLED = (ov.Tensor(np.zeros(1, np.float32)).data.dtype, ov.Type.f32.to_dtype())
+
+
+@cache
+def core() -> Any:
+    """Return the one `Core` of the process, which is never released: see the same function for other OpenVINO models."""
+    return ov.Core()
 
 
 class OpenVinoDecoder:
@@ -55,9 +61,8 @@ class OpenVinoDecoder:
         self.config: dict[str, Any] = json.loads(model.with_name(CONFIG).read_text(encoding="utf-8"))["model"]
         properties = {name: value for name, value in options.items() if name != NEW_TOKENS}
         self.new_tokens = int(options[NEW_TOKENS])
-        core = ov.Core()
-        graph = with_states(core.read_model(model), self.config)
-        self.compiled = core.compile_model(graph, DEVICE, {**properties, "INFERENCE_NUM_THREADS": str(threads)})
+        graph = with_states(core().read_model(model), self.config)
+        self.compiled = core().compile_model(graph, DEVICE, {**properties, "INFERENCE_NUM_THREADS": str(threads)})
         precision = self.compiled.get_property(PRECISION).to_string()
         if precision != properties.get(PRECISION, precision):
             raise RuntimeError(f"it computes in {precision} where {properties[PRECISION]} was asked for")
@@ -206,5 +211,5 @@ def load(model: Path, session: Mapping[str, Any], mismatch: Mismatch | None = No
 
 
 def _capabilities() -> Sequence[str]:
-    found: Sequence[str] = ov.Core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    found: Sequence[str] = core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
     return found
