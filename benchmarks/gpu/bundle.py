@@ -81,7 +81,7 @@ def narrow(model: onnx.ModelProto) -> tuple[str, ...]:
     """Store float32 initializers of 1,024 values and more as float16, unless one is out of its range; return their names."""
     from onnx import TensorProto
 
-    from tasks.ptq.graph.edits import from_array, to_array
+    from validators.graph.stored import from_array, to_array
 
     names = []
     for tensor in model.graph.initializer:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.evidence.sklearn_file import TRUSTED
-from tasks.ptq.graph.edits import save_model
 from tasks.runtimes.torch_program import load_program
 from validators.graph.source_form import normalize
+from validators.graph.stored import save_model
 from validators.untrusted.external_data import check_weights
 from validators.untrusted.torch_program import leaf_names
 

@@ -22,7 +22,7 @@ from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.tied import untie
 from tasks.ptq.forms import count_reasons, weight_changes
-from tasks.ptq.graph.edits import custom_operators, save_model, scratch
+from tasks.ptq.graph.edits import custom_operators, scratch
 from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
@@ -30,6 +30,7 @@ from tasks.ptq.slow_parts import WORTH, SlowParts
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
+from validators.graph.stored import load_model, save_model
 from validators.job.candidate_name import Candidate
 from validators.processors import Processor
 from validators.records.libraries import Libraries
@@ -82,7 +83,7 @@ def plain_float_form(_candidate: Candidate, materials: Materials, path: Path) ->
 
 
 def _float_form(graph: Path, materials: Materials, path: Path) -> dict[str, int]:
-    model = onnx.load(graph)
+    model = load_model(graph)
     save_model(model, path)
     # Operators that the fusions made were not left in float.
     before = custom_operators(onnx.load(materials.prepared(), load_external_data=False).graph).values()

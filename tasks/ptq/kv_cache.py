@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from onnx.helper import make_attribute
 
 from tasks.ptq.calibrate.pass_batches import pass_batch_size
-from tasks.ptq.graph.edits import from_array, save_model
 from tasks.runtimes.decoder_session import PAST, PRESENT
 from tasks.runtimes.ort import open_session, run_outputs
 from validators.errors import CandidateRefused
+from validators.graph.stored import from_array, load_model, save_model
 from validators.job.candidate_name import CacheBits
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
@@ -78,7 +78,7 @@ def quantize_caches(path: Path, ranges: Path, bits: CacheBits) -> int:
         CandidateRefused: `unsupported`: an attention is no GroupQueryAttention, or INT4 does not fit its heads.
     """
     stored = TYPES[bits]
-    model = onnx.load(path)
+    model = load_model(path)
     caches = {value.name: value for value in (*model.graph.input, *model.graph.output)}
     nodes = [node for node in model.graph.node if node.op_type == ATTENTION]
     held = {name for node in nodes for name in (*_at(node.input, PAST_INPUTS), *_at(node.output, PRESENT_OUTPUTS))}

@@ -11,7 +11,8 @@ import onnx
 
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.eight_bit.smooth import layers_by_input, matrix_of, multiply_rows, set_constant
-from tasks.ptq.graph.edits import operator_of, to_array
+from tasks.ptq.graph.edits import operator_of
+from validators.graph.stored import to_array
 
 
 def negative_factor(view: GraphView, node: onnx.NodeProto) -> int | None:

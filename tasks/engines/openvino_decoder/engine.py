@@ -16,9 +16,9 @@ from tasks.engines.openvino_decoder.session import refuse_attention
 from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.eight_bit.tied import retie
 from tasks.ptq.forms import refuse_any
-from tasks.ptq.graph.edits import save_model
 from tasks.runtimes.decoder_bytes import decoder_bytes
 from validators.errors import CandidateRefused
+from validators.graph.stored import load_model, save_model
 from validators.job.candidate_name import Candidate
 from validators.records.generation import DecoderBytes
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
@@ -67,7 +67,7 @@ def _refuse_recipe(candidate: Candidate) -> None:
 
 def _float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
     """Write the float graph, with one table for a tied embedding and head."""
-    proto = onnx.load(materials.prepared())
+    proto = load_model(materials.prepared())
     tied = retie(proto.graph)
     save_model(proto, path)
     return {"embedding and head as one table": tied} if tied else {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from tasks.ptq.eight_bit.affine import E4M3_MAX
-from tasks.ptq.graph.edits import initializers, operator_of, to_array
+from tasks.ptq.graph.edits import initializers, operator_of
+from validators.graph.stored import load_model, to_array
 
 E4M3_LIMITS = (-E4M3_MAX, E4M3_MAX)
 
@@ -22,7 +22,7 @@ def read_fixed_ranges(model: Path) -> dict[str, tuple[float, float]]:
     """
     if model.suffix != ".onnx":
         return {}  # compiled
-    graph = onnx.load(model).graph
+    graph = load_model(model).graph
     constants = initializers(graph)
     found = {}
     for node in graph.node:

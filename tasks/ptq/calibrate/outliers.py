@@ -19,7 +19,8 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.watched import watch
-from tasks.ptq.graph.edits import WEIGHT_INPUT, initializers, operator_of, output_channel_axis, to_array
+from tasks.ptq.graph.edits import WEIGHT_INPUT, initializers, operator_of, output_channel_axis
+from validators.graph.stored import to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 

@@ -16,21 +16,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.external_data_helper import load_external_data_for_model
 
 from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.eight_bit.placement import GraphView
-from tasks.ptq.graph.edits import (
-    from_array,
-    initializers,
-    name_nodes,
-    operator_of,
-    save_model,
-    scratch,
-    to_array,
-    weight_input,
-)
+from tasks.ptq.graph.edits import initializers, name_nodes, operator_of, scratch, weight_input
 from tasks.ptq.graph.fuse_bias import bias_behind
+from validators.graph.stored import from_array, locate, save_model, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 
@@ -90,7 +81,7 @@ def correct_bias(
             largest[layer.node] = float(np.abs(shift).max())
             if done * LOG_LINES // len(layers) > (done - 1) * LOG_LINES // len(layers):
                 log.info("bias correction: %d of %d layers", done, len(layers))
-    load_external_data_for_model(model, str(variant.parent))
+    locate(model, variant.parent)
     save_model(model, corrected)
     return Corrections(largest, left)
 

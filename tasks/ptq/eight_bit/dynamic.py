@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.external_data_helper import load_external_data_for_model
 from onnx.helper import make_node
 
 from tasks.ptq.eight_bit.gru import quantized_gru, why_no_gru
@@ -42,11 +41,10 @@ from tasks.ptq.graph.edits import (
     custom_operators,
     import_runtime_operators,
     operator_of,
-    save_model,
     set_nodes,
-    to_array,
 )
 from validators.errors import CandidateRefused
+from validators.graph.stored import load_model, save_model, to_array
 from validators.untrusted.external_data import bodies_of
 
 ATTENTION = f"{MICROSOFT}:Attention"
@@ -61,7 +59,6 @@ class _DynamicPass:
     """State of one pass: the new nodes in order, and the quantized weights and activations that nodes share."""
 
     view: GraphView
-    folder: Path  # folder of external weights
     settings: Int8Weights
     readers_in_int8: dict[str, int]
     names: Names
@@ -92,28 +89,21 @@ def quantize_dynamic(
     Raises:
         CandidateRefused: `unsupported`: the model has no node that can be quantized dynamically (not with `rest`).
     """
-    # External weights are read one by one, when they are needed.
-    proto = onnx.load(float_model, load_external_data=False)
+    proto = load_model(float_model)
     names = Names(proto.graph)
-    report = _quantize_graph(
-        proto.graph, {}, float_model.parent, weights, keep_float, names, RECURRENT if rest else None
-    )
+    report = _quantize_graph(proto.graph, {}, weights, keep_float, names, RECURRENT if rest else None)
     if not report.quantized:
         if rest:
             return report
         raise _nothing(report.left)
     import_runtime_operators(proto)
-    # In its source's folder, a variant shares the unchanged external weights.
-    if variant.parent != float_model.parent:
-        load_external_data_for_model(proto, str(float_model.parent))
-    save_model(proto, variant)
+    save_model(proto, variant, shares=variant.parent == float_model.parent)
     return report
 
 
 def _quantize_graph(
     graph: onnx.GraphProto,
     outer: Mapping[str, onnx.TensorProto],
-    folder: Path,
     weights: Int8Weights,
     keep_float: Collection[str],
     names: Names,
@@ -130,7 +120,7 @@ def _quantize_graph(
     left: dict[str, str] = {}
     for node in graph.node:
         for body in bodies_of(node):
-            inner = _quantize_graph(body, view.constants, folder, weights, keep_float, names, None)
+            inner = _quantize_graph(body, view.constants, weights, keep_float, names, None)
             quantized += inner.quantized
             left |= inner.left
     nodes = [node for node in graph.node if kinds is None or operator_of(node) in kinds]
@@ -144,7 +134,7 @@ def _quantize_graph(
     for node in chosen:
         if operator_of(node) in ("MatMul", "Gemm", ATTENTION):
             readers[node.input[0]] = readers.get(node.input[0], 0) + 1
-    work = _DynamicPass(view, folder, weights, readers, names)
+    work = _DynamicPass(view, weights, readers, names)
     for node in graph.node:
         if node.name in taken:
             work.nodes.extend(_MAKERS[operator_of(node)](work, node))
@@ -263,7 +253,7 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     stored: list[str] = []
     parts: list[str] = []
     for name in node.input[1:3]:
-        weight = to_array(work.view.constants[name], work.folder)
+        weight = to_array(work.view.constants[name])
         # The channel axis is that within one direction.
         codes, scales = map(np.stack, zip(*(work.settings.quantize(one, 0) for one in weight), strict=True))
         stored.append(work.constant(f"{name}_int8", np.ascontiguousarray(codes.transpose(0, 2, 1))))
@@ -279,21 +269,21 @@ def _lstm(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _gru(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    return quantized_gru(node, work.view, work.settings, work.names, work.constant, work.folder)
+    return quantized_gru(node, work.view, work.settings, work.names, work.constant)
 
 
 def _table(work: _DynamicPass, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     constant = work.view.constants[node.input[0]]
     size = _block_of(constant.dims[1])
     assert size is not None  # `_why_left` leaves tables without a block size in float
-    names = store_table(work.view.graph, node.input[0], work.names, bits=8, block_size=size, folder=work.folder)
+    names = store_table(work.view.graph, node.input[0], work.names, bits=8, block_size=size)
     return [look_up(node, names, 8, size)]
 
 
 def _weight(work: _DynamicPass, name: str, transposed: bool) -> tuple[str, str, str]:
     """Return the names of an INT8 matrix `[K, N]`, its scales and its zero points (all 0); stored once per matrix."""
     if (name, transposed) not in work.weights:
-        matrix = to_array(work.view.constants[name], work.folder)
+        matrix = to_array(work.view.constants[name])
         matrix = np.ascontiguousarray(matrix.T) if transposed else matrix
         codes, scales = work.settings.quantize(matrix, 1)
         work.weights[name, transposed] = (

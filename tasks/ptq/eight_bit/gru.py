@@ -9,7 +9,6 @@ of 8, 512 units 3.54 -> 1.53 ms).
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from onnx.helper import make_graph, make_node, make_tensor_value_info
 
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.placement import GraphView
-from tasks.ptq.graph.edits import Names, attribute, to_array
+from tasks.ptq.graph.edits import Names, attribute
+from validators.graph.stored import to_array
 
 LEAST_UNITS = 256
 _DEFAULTS = {"clip": None, "layout": 0, "activations": None, "activation_alpha": None, "activation_beta": None}
@@ -45,17 +45,16 @@ def quantized_gru(
     weights: Int8Weights,
     names: Names,
     add: AddConstant,
-    folder: Path,
 ) -> list[onnx.NodeProto]:
     """Return the nodes that replace a GRU, for which `why_no_gru` has no reason.
 
     X `[steps, batch, inputs]`, W `[directions, 3 units, inputs]`, R `[directions, 3 units, units]`, B `[directions, 6 units]`;
     Y `[steps, directions, batch, units]`, Y_h `[directions, batch, units]`. Gates are z, r, h (ONNX, GRU).
     """
-    w, r = (to_array(view.constants[name], folder) for name in node.input[1:3])
+    w, r = (to_array(view.constants[name]) for name in node.input[1:3])
     ways, units = r.shape[0], r.shape[2]
     given = node.input[3] if len(node.input) > 3 else ""
-    bias = to_array(view.constants[given], folder) if given else np.zeros((ways, 6 * units), np.float32)
+    bias = to_array(view.constants[given]) if given else np.zeros((ways, 6 * units), np.float32)
 
     def new(part: str) -> str:
         return names.new(f"{node.name}_{part}")

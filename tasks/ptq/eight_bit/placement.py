@@ -24,7 +24,8 @@ import onnx
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
-from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators, initializers, names_read, to_array
+from tasks.ptq.graph.edits import WEIGHT_INPUT, custom_operators, initializers, names_read
+from validators.graph.stored import to_array
 from validators.untrusted.external_data import bodies_of
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16})

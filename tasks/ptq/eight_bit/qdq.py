@@ -44,10 +44,9 @@ from tasks.ptq.graph.edits import (
     interface_of,
     name_nodes,
     output_channel_axis,
-    save_model,
     set_nodes,
-    to_array,
 )
+from validators.graph.stored import load_model, save_model, to_array
 
 QuantizedType = Literal["uint8", "int8", "e4m3"]
 
@@ -82,7 +81,7 @@ def quantize_qdq(
             support such activations; `invalid`: `keep_float` has an unknown name, or the result is not a valid model with the
             same inputs and outputs.
     """
-    proto = onnx.load(model)
+    proto = load_model(model)
     name_nodes(proto.graph)
     refuse_model(proto, rules, "int8" if activation == "e4m3" else activation, keep_float)
     interface = interface_of(proto.graph)
@@ -98,7 +97,7 @@ def quantize_qdq(
         refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
     _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view)).rewrite()
-    save_model(proto, variant)
+    save_model(proto, variant, shares=variant.parent == model.parent)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)
 

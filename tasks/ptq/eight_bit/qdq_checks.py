@@ -10,9 +10,10 @@ import onnx
 
 from tasks.ptq.eight_bit.affine import ActivationType
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView, PairRules
-from tasks.ptq.graph.edits import EXTERNAL_DATA_BYTES, interface_of, message_bytes, weight_input
+from tasks.ptq.graph.edits import interface_of, weight_input
 from validators.errors import CandidateRefused, RefusalKind
 from validators.graph.source_graph import KNOWN_DOMAINS, QUANTIZED_OPERATORS, opset_of
+from validators.graph.stored import EXTERNAL_DATA_BYTES, message_bytes
 
 # Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; engines that take float16 get 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21

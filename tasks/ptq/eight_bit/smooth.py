@@ -20,14 +20,8 @@ from onnx import helper
 from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
-from tasks.ptq.graph.edits import (
-    Names,
-    attribute,
-    drop_unused_initializers,
-    operator_of,
-    save_model,
-    to_array,
-)
+from tasks.ptq.graph.edits import Names, attribute, drop_unused_initializers, operator_of
+from validators.graph.stored import load_model, save_model, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 
@@ -124,7 +118,7 @@ def smooth(
     is left unchanged unless the error falls by at least `LEAST_GAIN`. Activation ranges must be calibrated again, since
     folded factors change them.
     """
-    proto = onnx.load(model)
+    proto = load_model(model)
     done = {}
     for tensor in layers_by_input(GraphView(proto.graph)):
         if tensor not in seen:

@@ -25,14 +25,12 @@ from tasks.ptq.graph.edits import (
     Names,
     attribute,
     drop_unused_initializers,
-    from_array,
     initializers,
     names_read,
     operator_of,
-    save_model,
-    to_array,
 )
 from tasks.ptq.weight_only.int4_grid import LARGEST_BYTE, MIDDLE_BYTE, nibbles
+from validators.graph.stored import from_array, load_model, save_model, to_array
 
 if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
@@ -98,7 +96,7 @@ def untie(model: Path) -> int:
 
     OpenVINO reads blocks of weights from constants alone. A tied table is then stored twice.
     """
-    proto = onnx.load(model)
+    proto = load_model(model)
     constants = initializers(proto.graph)
     weights = {name for node in proto.graph.node if operator_of(node) == HEAD for name in node.input[1:]}
     made = 0
@@ -196,14 +194,9 @@ def quantize_table(
     return new
 
 
-def store_table(
-    graph: onnx.GraphProto, constant: str, names: Names, *, bits: TableBits, block_size: int, folder: Path = Path()
-) -> list[str]:
-    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points.
-
-    `folder` holds the table's file if it is external data.
-    """
-    rows = round_rows(to_array(initializers(graph)[constant], folder), bits=bits, block_size=block_size)
+def store_table(graph: onnx.GraphProto, constant: str, names: Names, *, bits: TableBits, block_size: int) -> list[str]:
+    """Add the rounded rows of a table to the constants; return the names of codes, scales and zero points."""
+    rows = round_rows(to_array(initializers(graph)[constant]), bits=bits, block_size=block_size)
     parts = {"codes": rows.codes, "scales": rows.scales, "zero_points": rows.zero_points}
     return [names.store(graph, f"{constant}_{part}{bits}", array) for part, array in parts.items()]
 

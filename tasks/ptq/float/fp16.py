@@ -19,18 +19,9 @@ from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import IN_HALF, GraphView
 from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, refuse, refuse_model
 from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
-from tasks.ptq.graph.edits import (
-    Names,
-    attribute,
-    custom_operators,
-    from_array,
-    interface_of,
-    name_nodes,
-    save_model,
-    set_nodes,
-    to_array,
-)
+from tasks.ptq.graph.edits import Names, attribute, custom_operators, interface_of, name_nodes, set_nodes
 from validators.graph.source_graph import opset_of
+from validators.graph.stored import from_array, load_model, save_model, to_array
 
 Found = TypeVar("Found")
 
@@ -59,7 +50,7 @@ def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) 
         CandidateRefused: `unsupported`: the model is quantized already, its opset is below 21, it has custom operators, or
             no node can be float16; `invalid`: the result is not a valid model with the same inputs and outputs.
     """
-    proto = onnx.load(model)
+    proto = load_model(model)
     refuse_model(proto, IN_HALF, "int8", ())
     name_nodes(proto.graph)
     interface = interface_of(proto.graph)

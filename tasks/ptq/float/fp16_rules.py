@@ -25,7 +25,8 @@ from onnx import TensorProto
 
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.placement import GraphView
-from tasks.ptq.graph.edits import attribute, to_array
+from tasks.ptq.graph.edits import attribute
+from validators.graph.stored import to_array
 from validators.untrusted.external_data import bodies_of
 
 LARGEST, SMALLEST_NORMAL = 65504.0, 2.0**-14

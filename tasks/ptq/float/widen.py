@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tasks.ptq.graph.edits import Names, from_array, interface_of, to_array
+from tasks.ptq.graph.edits import Names, interface_of
 from validators.errors import CandidateRefused
+from validators.graph.stored import from_array, to_array
 from validators.untrusted.external_data import bodies_of, nodes_of
 
 # Attributes of standard and contrib operators that name the type of their output or of their computation.

@@ -9,19 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from validators.errors import SourceError
 from validators.graph.graph_scope import attribute as attribute
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
+from validators.graph.stored import from_array, load_model, save_model, to_array
 from validators.untrusted.external_data import bodies_of, graphs_of
-
-# A protobuf message is limited to 2 GB; larger models store their weights in a file beside the model.
-EXTERNAL_DATA_BYTES = 1_800_000_000
 
 # Prefix of the metadata properties that record changes to a model.
 NOTE_PREFIX = "quantgate."
@@ -31,20 +27,6 @@ MICROSOFT = "com.microsoft"
 
 # Operators whose multiply-accumulates are worth low precision, with the input index of the weight.
 WEIGHT_INPUT = {"MatMul": 1, "Gemm": 1, "Conv": 1}
-
-
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model to one file, or with external weights if a single file cannot hold them."""
-    large = message_bytes(model) > EXTERNAL_DATA_BYTES
-    # onnx would append to an existing file.
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
-
-
-def message_bytes(model: onnx.ModelProto) -> int:
-    """Return the approximate size of a model in memory, in bytes; `ByteSize` fails beyond the protobuf limit."""
-    parts = [*model.graph.initializer, *model.graph.node, *model.functions]
-    return sum(part.ByteSize() for part in parts)
 
 
 def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = False) -> None:
@@ -59,7 +41,7 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
     """
     check_source_graph(source, custom_operators=custom_operators)
     try:
-        model = onnx.load(source)
+        model = load_model(source)
         outputs = [f"at its output {name}, now {', '.join(tensors)}" for name, tensors in normalize(model).items()]
         if outputs:
             # Keys of the metadata are unique.
@@ -270,16 +252,6 @@ def dependent_tensors(graph: onnx.GraphProto) -> dict[str, None]:
         if any(name in depends for name in names_read(node)):
             depends.update((name, None) for name in node.output if name)
     return depends
-
-
-def to_array(tensor: onnx.TensorProto, folder: Path = Path()) -> NDArray[Any]:
-    """Return a constant as an array; `folder` holds its file if it is external data."""
-    return np.asarray(numpy_helper.to_array(tensor, str(folder)))
-
-
-def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
-    """Return an array as a constant with this name."""
-    return numpy_helper.from_array(array, name)
 
 
 @contextmanager

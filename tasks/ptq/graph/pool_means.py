@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 
 from tasks.ptq.eight_bit.placement import GraphView
-from tasks.ptq.graph.edits import attribute, operator_of, to_array
+from tasks.ptq.graph.edits import attribute, operator_of
+from validators.graph.stored import to_array
 
 FEATURE_AXES = 2  # batch and channels come before the positions
 # Operators that exist for channels-first tensors only, and operators that keep the layout of their input.

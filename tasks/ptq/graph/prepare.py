@@ -10,12 +10,13 @@ from pathlib import Path
 import onnx
 
 from tasks.ptq.float.widen import has_half, widen
-from tasks.ptq.graph.edits import add_note, name_nodes, operator_of, save_model, scratch
+from tasks.ptq.graph.edits import add_note, name_nodes, operator_of, scratch
 from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.pool_means import pool_means
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
+from validators.graph.stored import load_model, save_model
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -56,10 +57,10 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
             pass
         # Plain inference: symbolic inference fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
-        model = onnx.load(folder / "inferred.onnx")
-    changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
-    changes["means made GlobalAveragePool"] = pool_means(model.graph)
-    save_model(model, prepared)
+        model = load_model(folder / "inferred.onnx")
+        changes = {"nodes folded": before - len(model.graph.node), "nodes named": name_nodes(model.graph)}
+        changes["means made GlobalAveragePool"] = pool_means(model.graph)
+        save_model(model, prepared)
     return changes | ({"constants widened to float32": widened} if widened is not None else {})
 
 
@@ -193,7 +194,7 @@ def _copy_widened(source: Path, copy: Path) -> int | None:
 
     Return None if the source has no float16.
     """
-    model = onnx.load(source)
+    model = load_model(source)
     widened = None
     if has_half(model):
         widened = widen(model)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_model
 
-from tasks.ptq.graph.edits import add_note, attribute, operator_of, save_model, scratch
+from tasks.ptq.graph.edits import add_note, attribute, operator_of, scratch
 from tasks.ptq.graph.equal_floats import GetBatch, compare_outputs
 from tasks.ptq.graph.prepare import FOLDING
 from tasks.runtimes.ort import open_session
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.source_graph import LEAST_OPSET, opset_of
+from validators.graph.stored import locate, save_model
 from validators.records.libraries import Libraries
 
 # The newest opset that every part of the pinned runtimes reads, with its IR version.
@@ -63,7 +63,7 @@ def convert_opset(source: Path, upgraded: Path, batch: GetBatch, libraries: Libr
     # The converter drops the shape of an output whose operator it replaces.
     for value, declared in zip(new.graph.output, old.graph.output, strict=True):
         value.CopyFrom(declared)
-    load_external_data_for_model(new, str(source.parent))
+    locate(new, source.parent)
     add_note(new, "upgraded", f"from opset {opset_of(old)} to {OPSET}, which the passes need")
     save_model(new, upgraded)
     try:

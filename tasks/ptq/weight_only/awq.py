@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.eight_bit.placement import GraphView
-from tasks.ptq.graph.edits import attribute, from_array, initializers, operator_of, to_array
+from tasks.ptq.graph.edits import attribute, initializers, operator_of
 from tasks.ptq.weight_only.clipping import best_ratios
 from tasks.ptq.weight_only.int4_grid import (
     Floats,
@@ -31,6 +31,7 @@ from tasks.ptq.weight_only.int4_grid import (
     round_to_nearest,
 )
 from tasks.ptq.weight_only.sites import Key, Site
+from validators.graph.stored import from_array, to_array
 
 Placed = Literal["folded", "inserted"]
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from tasks.ptq.eight_bit.placement import IN_HALF
 from tasks.ptq.eight_bit.qdq_checks import check_variant, refuse, refuse_model
-from tasks.ptq.graph.edits import Names, from_array, initializers, interface_of, save_model
+from tasks.ptq.graph.edits import Names, initializers, interface_of
 from tasks.ptq.weight_only.awq import weight_of
 from tasks.ptq.weight_only.int4_grid import (
     MIDDLE_CODE,
@@ -32,6 +32,7 @@ from tasks.ptq.weight_only.int4_grid import (
     quantize_on,
 )
 from tasks.ptq.weight_only.sites import Key, WeightOnlyReport, find_sites, replace_nodes
+from validators.graph.stored import from_array, load_model, save_model
 
 BLOCK_SIZES = (64, 128)
 
@@ -110,7 +111,7 @@ def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> WeightOnl
         CandidateRefused: `unsupported`: no node can be quantized, or the model is quantized already; `invalid`: the result is
             not a valid model with the same inputs and outputs.
     """
-    proto = onnx.load(model)
+    proto = load_model(model)
     refuse_model(proto, IN_HALF, "int8", ())
     interface = interface_of(proto.graph)
     plan = find_sites(proto.graph, block_size=block_size, exclude=())

@@ -30,7 +30,6 @@ from tasks.ptq.graph.edits import (
     import_runtime_operators,
     initializers,
     interface_of,
-    save_model,
     scratch,
 )
 from tasks.ptq.weight_only.awq import (
@@ -47,6 +46,7 @@ from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
+from validators.graph.stored import load_model, save_model
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
 
 
@@ -95,7 +95,7 @@ def quantize_weights(
     """
     _check_settings(weights)
     _check_valid(model, "the float graph", "export the model again")
-    proto = onnx.load(model)
+    proto = load_model(model)
     before = interface_of(proto.graph)
     retie(proto.graph)
     plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)

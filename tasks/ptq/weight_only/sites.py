@@ -10,16 +10,9 @@ import numpy as np
 import onnx
 
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
-from tasks.ptq.graph.edits import (
-    custom_operators,
-    name_nodes,
-    names_read,
-    operator_of,
-    set_nodes,
-    split_gemm,
-    to_array,
-)
+from tasks.ptq.graph.edits import custom_operators, name_nodes, names_read, operator_of, set_nodes, split_gemm
 from validators.errors import CandidateRefused
+from validators.graph.stored import load_model, to_array
 
 # A constant, and whether it is multiplied transposed.
 Key = tuple[str, bool]
@@ -119,7 +112,7 @@ def tensors_to_collect(model: Path, *, block_size: int, exclude: Collection[str]
     Raises:
         CandidateRefused: `invalid`: `exclude` has an unknown name.
     """
-    sites = find_sites(onnx.load(model).graph, block_size=block_size, exclude=exclude).sites
+    sites = find_sites(load_model(model).graph, block_size=block_size, exclude=exclude).sites
     return {site.activation: site.shape[0] for site in sites}
 
 

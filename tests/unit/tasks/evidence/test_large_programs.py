@@ -25,7 +25,7 @@ def program() -> Any:
 
 def test_weights_beyond_one_file_go_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of models of more than 2 GB; the limit is lowered, and the outputs are the program's."""
-    monkeypatch.setattr("tasks.ptq.graph.edits.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("validators.graph.stored.EXTERNAL_DATA_BYTES", 1000)
     exported = program()
     path = tmp_path / "model.onnx"
     write_program(exported, str(path))

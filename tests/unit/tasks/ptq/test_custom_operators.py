@@ -32,13 +32,13 @@ from tasks.engines.variants import make_variant
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.float.fp16 import convert_to_float16
-from tasks.ptq.graph.edits import save_model
 from tasks.ptq.graph.prepare import fuse_graph
 from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.libraries import find_library
 from tasks.runtimes.macs import MAC_RULES
 from validators.errors import CandidateRefused, SourceError
+from validators.graph.stored import save_model
 from validators.job.candidate_name import decode
 from validators.job.job_data import OperatorLibrary
 

@@ -21,11 +21,11 @@ from tasks.ptq.graph.edits import (
     model_bytes,
     name_nodes,
     output_channel_axis,
-    save_model,
     split_gemm,
     weighted_nodes,
 )
 from validators.errors import SourceError
+from validators.graph.stored import save_model
 
 FLOAT = TensorProto.FLOAT
 Array = NDArray[Any]
@@ -240,7 +240,7 @@ def test_a_large_model_is_saved_in_two_files(tiny: Tiny, tmp_path: Path, monkeyp
     small = tmp_path / "small.onnx"
     save_model(tiny_model(*tiny.weights), small)
     assert model_bytes(small) == small.stat().st_size
-    monkeypatch.setattr("tasks.ptq.graph.edits.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("validators.graph.stored.EXTERNAL_DATA_BYTES", 1000)
     large = tmp_path / "large.onnx"
     save_model(tiny_model(*tiny.weights), large)
     weights = (tmp_path / "large.onnx.data").stat().st_size

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.graph import edits as graph_module
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.awq import AwqLayer, clipped, fold, search_factors
 from tasks.ptq.weight_only.gptq import gptq
@@ -22,6 +21,7 @@ from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
+from validators.graph import stored as graph_module
 from validators.job.candidate_name import WeightMethod
 
 Arrays = dict[str, NDArray[Any]]
