@@ -21,7 +21,7 @@ from tasks.measure.metrics.metric import Metric
 from tasks.run.context import Run, log
 from tasks.run.step import step
 from tasks.run.user_functions import job_hooks, job_metric, job_step, keeps_noise
-from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session
+from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, with_mapped_weights
 from validators.errors import CandidateRefused, DataError, JobError, SourceError
 from validators.gates.accuracy import check_gates_can_be_met
 from validators.gates.agreement import check_agreement_can_be_met
@@ -66,7 +66,8 @@ def load_data(run: Run, source: Source) -> Evidence:
 
 def _load(run: Run, source: Source) -> Evidence:
     job = run.job
-    with _source_errors(source), open_session(source.onnx_path, run.reference_session) as session:
+    settings = with_mapped_weights(run.reference_session, source.onnx_path)
+    with _source_errors(source), open_session(source.onnx_path, settings) as session:
         feeds, output, batch_axis = _describe(job, source, session)
         calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
         evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
@@ -239,7 +240,7 @@ def describe_source(run: Run, source: Source) -> tuple[Feeds, TensorSpec, int | 
         JobError: the output does not exist, or the job's `inputs` do not fit the source.
         SourceError: the runtime does not load the source.
     """
-    settings = SessionSettings.reference(1, libraries=run.libraries)
+    settings = with_mapped_weights(SessionSettings.reference(1, libraries=run.libraries), source.onnx_path)
     with _source_errors(source), open_session(source.onnx_path, settings) as session:
         return _describe(run.job, source, session)
 

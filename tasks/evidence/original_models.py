@@ -111,10 +111,11 @@ def from_decoder(order: dict[str, Any]) -> Run:
     builder.create_model(*places, **options)
     shutil.rmtree(onnx_path.parent / "cache", ignore_errors=True)
     _complete_decoder(onnx_path)
+    # In the type of the file, of which transformers then maps the weights.
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="float32"
+        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
     )
-    model.eval()
+    in_float32(model.eval())
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         (tokens,) = batch.values()
@@ -122,6 +123,25 @@ def from_decoder(order: dict[str, Any]) -> Run:
             return [model(torch.from_numpy(tokens), use_cache=False).logits.numpy()]
 
     return run
+
+
+def in_float32(model: torch.nn.Module) -> None:
+    """Let each module compute in float32, with weights that are cast while it runs: no more than its own take memory."""
+
+    def cast(module: torch.nn.Module, _given: Any) -> None:
+        for weight in module.parameters(recurse=False):
+            stored[weight] = weight.data
+            weight.data = weight.data.float()
+
+    def give_back(module: torch.nn.Module, _given: Any, _made: Any) -> None:
+        for weight in module.parameters(recurse=False):
+            weight.data = stored.pop(weight)
+
+    stored: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(cast)
+            module.register_forward_hook(give_back)
 
 
 def from_sentence_transformers(order: dict[str, Any]) -> Run:

@@ -17,7 +17,7 @@ from onnx.helper import make_attribute
 
 from tasks.ptq.calibrate.pass_batches import pass_batch_size
 from tasks.runtimes.decoder_session import PAST, PRESENT
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.runtimes.ort import open_session, run_outputs, with_mapped_weights
 from validators.errors import CandidateRefused
 from validators.graph.stored import from_array, load_model, save_model
 from validators.job.candidate_name import CacheBits
@@ -59,7 +59,8 @@ def make_cache_ranges(
     if not names:
         raise _no_caches("no cache of keys and values")
     found: dict[str, NDArray[np.float32]] = {}
-    with open_session(graph, SessionSettings.reference(threads).without_spinning()) as session:
+    settings = with_mapped_weights(SessionSettings.reference(threads).without_spinning(), graph)
+    with open_session(graph, settings) as session:
         for batch in calibration.batches(pass_batch_size(fixed_batch)):
             for name, values in zip(names, run_outputs(session, batch, names), strict=True):
                 largest = np.abs(values).max(axis=(0, 2)).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,17 @@ def open_session(
 
         refuse_strays(assignment(session), settings.provider)
     yield hide_caches(session)
+
+
+def with_mapped_weights(settings: SessionSettings, model: Path) -> SessionSettings:
+    """Return the settings for work on a float graph that is not timed: weights in a file of their own stay in it.
+
+    By default each kernel copies its weights into an order of its own, so that the session takes as much memory as the file.
+    Reading them as they lie took 0.4 s instead of 0.3 s for 64 tokens of a decoder with 1.8 GB.
+    """
+    if not model.with_name(f"{model.name}.data").exists():
+        return settings
+    return replace(settings, entries=settings.entries | {"session.disable_prepacking": "1"})
 
 
 def refuse_strays(nodes: Iterable[AssignedNode], provider: str) -> None:

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from validators.untrusted.external_data import graphs_of, tensors
 
-# A protobuf message is limited to 2 GB; larger models store their weights in a file beside the model.
-EXTERNAL_DATA_BYTES = 1_800_000_000
+# Larger models store their weights in a file beside the model: a message is read whole, and is limited to 2 GB.
+EXTERNAL_DATA_BYTES = 500_000_000
 # Constants that a pass makes stay in memory up to this sum, and smaller ones always do.
 KEPT_BYTES, SMALL_BYTES = 256_000_000, 1024
 # The runtime maps each weight by itself.

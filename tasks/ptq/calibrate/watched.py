@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from tasks.ptq.graph.edits import Names
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.runtimes.ort import open_session, run_outputs, with_mapped_weights
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
@@ -84,7 +84,8 @@ def open_watched(
     }
     content = _with_outputs(proto, outputs, shapes)
     # Nothing is timed here, and spinning threads would take the cores from other work.
-    with open_session(model, settings.without_spinning(), content=content, as_written=as_written) as session:
+    settings = with_mapped_weights(settings.without_spinning(), model)
+    with open_session(model, settings, content=content, as_written=as_written) as session:
         yield WatchedSession(session, outputs, tuple(name for name in names if name not in outputs))
 
 

@@ -13,7 +13,6 @@ from tasks.ptq.eight_bit.placement import FLOATS, GraphView, PairRules
 from tasks.ptq.graph.edits import interface_of, weight_input
 from validators.errors import CandidateRefused, RefusalKind
 from validators.graph.source_graph import KNOWN_DOMAINS, QUANTIZED_OPERATORS, opset_of
-from validators.graph.stored import EXTERNAL_DATA_BYTES, message_bytes
 
 # Opset 13 added per-channel DequantizeLinear, opset 19 float16 scales; engines that take float16 get 21.
 LEAST_OPSET, FLOAT16_OPSET = 13, 21
@@ -21,8 +20,7 @@ LEAST_OPSET, FLOAT16_OPSET = 13, 21
 
 def describe_tensors(proto: onnx.ModelProto) -> tuple[dict[str, int], dict[str, int]]:
     """Return the element types and the ranks of the float tensors, by name, as far as shape inference knows them."""
-    # In-memory inference fails beyond the size limit of a protobuf; the caller then uses the type of the weights.
-    graph = (proto if message_bytes(proto) > EXTERNAL_DATA_BYTES else onnx.shape_inference.infer_shapes(proto)).graph
+    graph = onnx.shape_inference.infer_shapes(proto).graph
     values = {value.name: value.type.tensor_type for value in [*graph.value_info, *graph.input, *graph.output]}
     types = {name: kind.elem_type for name, kind in values.items() if kind.elem_type in FLOATS}
     return types, {name: len(values[name].shape.dim) for name in types if values[name].HasField("shape")}

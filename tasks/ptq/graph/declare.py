@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from tasks.ptq.graph.equal_floats import GetBatch, parity_settings
-from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
+from tasks.runtimes.ort import describe_inputs, open_session, run_outputs, with_mapped_weights
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.source_form import undeclared_outputs
 from validators.records.libraries import Libraries
@@ -55,7 +55,8 @@ def _infer_types(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 def _declare_observed(unknown: list[onnx.ValueInfoProto], model: Path, batch: GetBatch, libraries: Libraries) -> None:
     names = [value.name for value in unknown]
     try:
-        with open_session(model, parity_settings(libraries)) as session:
+        settings = with_mapped_weights(parity_settings(libraries), model)
+        with open_session(model, settings) as session:
             arrays = run_outputs(session, batch(describe_inputs(session)), names)
     except CandidateRefused as error:
         raise SourceError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.runtimes.ort import describe_inputs, open_session, run_outputs
+from tasks.runtimes.ort import describe_inputs, open_session, run_outputs, with_mapped_weights
 from tasks.runtimes.parity import largest_difference, largest_magnitude
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
@@ -44,11 +44,11 @@ def compare_outputs(
         CandidateRefused: the runtime does not load or run one of the graphs.
     """
     settings = parity_settings(libraries)
-    with open_session(before, settings) as session:
+    with open_session(before, with_mapped_weights(settings, before)) as session:
         names = [value.name for value in session.get_outputs()]
         arrays = batch(describe_inputs(session))
         expected = run_outputs(session, arrays, names)
-    with open_session(after, settings) as session:
+    with open_session(after, with_mapped_weights(settings, after)) as session:
         found = run_outputs(session, arrays, names)
     worst = 0.0
     for name, one, other in zip(names, map(np.asarray, expected), map(np.asarray, found), strict=True):

@@ -13,7 +13,7 @@ from tasks.ptq.float.widen import has_half, widen
 from tasks.ptq.graph.edits import add_note, name_nodes, operator_of, scratch
 from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.pool_means import pool_means
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import open_session, with_mapped_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
 from validators.graph.stored import load_model, save_model
@@ -53,7 +53,8 @@ def prepare_graph(source: Path, prepared: Path, libraries: Libraries = ()) -> di
         before = len(model.graph.node)
         folded = folder / "folded.onnx"
         # Not quant_pre_process: when folding fails, it only logs the failure and continues with the original graph.
-        with open_session(plain, replace(FOLDING, libraries=libraries), optimized_model=folded):
+        settings = with_mapped_weights(replace(FOLDING, libraries=libraries), plain)
+        with open_session(plain, settings, optimized_model=folded):
             pass
         # Plain inference: symbolic inference fails on common exports (Expand, Where over dynamic axes).
         onnx.shape_inference.infer_shapes_path(str(folded), str(folder / "inferred.onnx"))
@@ -112,7 +113,7 @@ def fuse_graph(source: Path, fused: Path, libraries: Libraries = ()) -> dict[str
         copy, folded = folder / "model.onnx", folder / "folded.onnx"
         _copy_widened(source, copy)
         # Replaces the tool's own runtime pass (opt_level 1), which cannot load libraries of custom operators.
-        folding = replace(FOLDING, libraries=libraries)
+        folding = with_mapped_weights(replace(FOLDING, libraries=libraries), copy)
         with open_session(copy, folding, optimized_model=folded, without=("ConstantSharing",)):
             pass
         _refuse_namesakes(folded)

@@ -10,7 +10,7 @@ import onnx
 from tasks.ptq.graph.edits import add_note, attribute, operator_of, scratch
 from tasks.ptq.graph.equal_floats import GetBatch, compare_outputs
 from tasks.ptq.graph.prepare import FOLDING
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import open_session, with_mapped_weights
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.source_graph import LEAST_OPSET, opset_of
 from validators.graph.stored import locate, save_model
@@ -102,7 +102,8 @@ def _infer_ranks(source: Path, libraries: Libraries) -> dict[str, int]:
     with scratch() as folder:
         folded, inferred = folder / "folded.onnx", folder / "inferred.onnx"
         try:
-            with open_session(source, replace(FOLDING, libraries=libraries), optimized_model=folded):
+            settings = with_mapped_weights(replace(FOLDING, libraries=libraries), source)
+            with open_session(source, settings, optimized_model=folded):
                 pass
             onnx.shape_inference.infer_shapes_path(str(folded), str(inferred), data_prop=True)
         except (CandidateRefused, onnx.shape_inference.InferenceError):

@@ -1,0 +1,234 @@
+"""Memory and time to quantize a decoder, by its size: Llama's layers with random weights in bfloat16, in shards.
+
+    python benchmarks/decoder_growth.py run [0.1 0.4 1 3]    # 3: 6 GB of weights, 45 GB of TMPDIR
+
+Each step of a run up to the variants is a process of its own, watched from outside. Own memory is what no file backs: pages of
+mapped weights are given back when others need the room. Writes `results/decoder_growth.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import typer
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "support")]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+SAMPLE_SECONDS = 0.05
+TOKENS, WINDOW, WINDOWS = 32_000, 128, 64
+# Billions of weights: width, inner width, layers, heads, heads of keys.
+SIZES = {
+    0.1: (768, 2048, 12, 12, 4),
+    0.4: (1024, 2816, 32, 16, 8),
+    1.0: (2048, 5632, 22, 32, 4),
+    3.0: (3072, 8192, 28, 24, 8),
+}
+VARIANTS = {
+    "int8": "int8-g32-rtn@ort-genai",
+    "int8-dynamic": "int8-dynamic-pc@ort-genai",
+    "int4-rtn": "int4-g32-rtn@ort-genai",
+    "int4-gptq": "int4-g32-gptq-asym@ort-genai",
+    "int4-openvino": "int4-g64-rtn@openvino-decoder",
+}
+
+
+def make_source(folder: Path, billions: float) -> None:
+    """Write a folder as transformers saves one, a layer a shard."""
+    import torch
+    import transformers
+    from decoder_user import trained
+    from safetensors.torch import save_file
+
+    width, inner, layers, heads, kv_heads = SIZES[billions]
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=1,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    kv = width // heads * kv_heads
+    places: dict[str, str] = {}
+
+    def save_shard(shapes: dict[str, tuple[int, ...]]) -> None:
+        name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
+        shard = {
+            key: torch.ones(shape, dtype=torch.bfloat16) if len(shape) == 1 else _drawn(shape)
+            for key, shape in shapes.items()
+        }
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, name))
+
+    def _drawn(shape: tuple[int, ...]) -> Any:
+        return (torch.randn(shape) * shape[1] ** -0.5).to(torch.bfloat16)
+
+    save_shard({"model.embed_tokens.weight": (TOKENS, width)})
+    for layer in range(layers):
+        shapes = {
+            "input_layernorm": (width,),
+            "self_attn.q_proj": (width, width),
+            "self_attn.k_proj": (kv, width),
+            "self_attn.v_proj": (kv, width),
+            "self_attn.o_proj": (width, width),
+            "post_attention_layernorm": (width,),
+            "mlp.gate_proj": (inner, width),
+            "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner),
+        }
+        save_shard({f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()})
+    save_shard({"model.norm.weight": (width,), "lm_head.weight": (TOKENS, width)})
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    rng = np.random.default_rng(0)
+    np.savez(folder.parent / "windows.npz", input_ids=rng.integers(2, TOKENS, (WINDOWS, WINDOW)))
+
+
+def convert_source(root: Path) -> None:
+    """Convert it to a float graph, and compare the two."""
+    from tasks.evidence.torch_export import Original, convert
+
+    (root / "decoder").mkdir()
+    convert(Original("decoder", root / "source"), root / "decoder" / "model.onnx", lambda _: _windows(root))
+
+
+def prepare(root: Path) -> None:
+    """Make the graph that all passes start from."""
+    from tasks.ptq.graph.prepare import make_prepared
+    from tasks.trials.materials import few_samples
+
+    (root / "prepared").mkdir()
+    make_prepared(
+        root / "decoder" / "model.onnx", (), root / "prepared", samples=partial(few_samples, _windows(root), None)
+    )
+
+
+def make(root: Path, name: str) -> None:
+    """Make a variant, and answer a prompt with it."""
+    from tasks.engines.variants import make_variant
+    from tasks.measure.inventory import this_processor
+    from tasks.ptq.build_variant import Materials
+    from tasks.ptq.calibrate.grams import collect_grams
+    from tasks.ptq.weight_only.sites import tensors_to_collect
+    from validators.job.candidate_name import decode
+
+    windows, folder = _windows(root), root / name
+    folder.mkdir()
+
+    def grams(candidate: Any, graph: Path) -> Any:
+        tensors = tensors_to_collect(graph, block_size=candidate.block_size or 32)
+        return collect_grams(graph, tensors, lambda: windows.batches(16), max_memory_mb=1000, threads=2)
+
+    prepared = root / "prepared" / "prepared.onnx"
+    companions = [one for one in (root / "decoder").iterdir() if not one.name.startswith("model.onnx")]
+    materials = Materials(
+        prepared=lambda: prepared,
+        fused=lambda: prepared,
+        smoothed=_unused,
+        statistics=_unused,
+        ranking=_unused,
+        batches=lambda: list(windows.batches(16)),
+        grams=grams,
+        processor=this_processor(),
+        companions=tuple(companions),
+    )
+    variant = make_variant(decode(VARIANTS[name]), materials, folder, threads=2)
+    print(json.dumps({"file_mb": round(variant.size_bytes / 1e6, 1), "path": str(variant.path)}))
+
+
+def _windows(root: Path) -> Any:
+    from validators.records.run import DataFile
+    from validators.samples.datasets import Samples
+
+    with np.load(root / "windows.npz", allow_pickle=False) as archive:
+        tokens = archive["input_ids"]
+    return Samples(DataFile(root / "windows.npz", "", len(tokens)), {"input_ids": tokens}, None, {})
+
+
+def _unused(*_: object) -> Any:
+    raise AssertionError("no pass of a decoder reads it")
+
+
+@app.command()
+def step(name: str, root: Path) -> None:
+    """Do one step in this process."""
+    steps: dict[str, Callable[[Path], None]] = {"convert": convert_source, "prepare": prepare}
+    steps |= {one: partial(make, name=one) for one in VARIANTS}
+    steps[name](root)
+
+
+@app.command()
+def run(billions: Annotated[list[float] | None, typer.Argument()] = None) -> None:
+    """Do all steps for each size, and write the figures."""
+    from calibration_figures import save
+
+    figures: dict[str, Any] = {}
+    for size in billions or list(SIZES):
+        with tempfile.TemporaryDirectory(prefix="quantgate-growth-") as folder:
+            root = Path(folder)
+            (root / "source").mkdir()
+            make_source(root / "source", size)
+            figures[str(size)] = {}
+            for name in ("convert", "prepare", *(name for name in VARIANTS if name != "int4-gptq")):
+                told = figures[str(size)][name] = _watched(name, root)
+                print(size, name, told, flush=True)
+                if name in VARIANTS:
+                    shutil.rmtree(root / name, ignore_errors=True)
+                if name == "convert":
+                    shutil.rmtree(root / "source")
+    save(HERE / "results", "decoder_growth", {"sizes": figures})
+
+
+def _watched(name: str, root: Path) -> dict[str, Any]:
+    """Seconds of a step, and peaks of its process tree in MB: own memory and resident memory."""
+    own = resident = 0
+    with (root / "said").open("w+") as said:
+        start = time.perf_counter()
+        words = [sys.executable, __file__, "step", name, str(root)]
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT)
+        tree = psutil.Process(process.pid)
+        while process.poll() is None:
+            with suppress(psutil.Error):
+                seen = [one.memory_info() for one in (tree, *tree.children(recursive=True))]
+                own = max(own, sum(one.rss - one.shared for one in seen))
+                resident = max(resident, sum(one.rss for one in seen))
+            time.sleep(SAMPLE_SECONDS)
+        seconds = time.perf_counter() - start
+        said.seek(0)
+        text = said.read()
+    if process.returncode:
+        return {"failed": text[-1500:], "own_mb": round(own / 1e6)}
+    told = json.loads(text.splitlines()[-1]) if name in VARIANTS else {}
+    return {
+        "seconds": round(seconds, 1),
+        "own_mb": round(own / 1e6),
+        "resident_mb": round(resident / 1e6),
+        "file_mb": told.get("file_mb"),
+    }
+
+
+if __name__ == "__main__":
+    app()
