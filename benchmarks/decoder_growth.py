@@ -140,7 +140,7 @@ def make(root: Path, name: str) -> None:
 
     def grams(candidate: Any, graph: Path) -> Any:
         tensors = tensors_to_collect(graph, block_size=candidate.block_size or 32)
-        return collect_grams(graph, tensors, lambda: windows.batches(16), max_memory_mb=1000, threads=2)
+        return collect_grams(graph, tensors, lambda: windows.batches(8), max_memory_mb=1000, threads=2, divisible=True)
 
     prepared = root / "prepared" / "prepared.onnx"
     companions = [one for one in (root / "decoder").iterdir() if not one.name.startswith("model.onnx")]
@@ -150,7 +150,7 @@ def make(root: Path, name: str) -> None:
         smoothed=_unused,
         statistics=_unused,
         ranking=_unused,
-        batches=lambda: list(windows.batches(16)),
+        batches=lambda: list(windows.batches(8)),
         grams=grams,
         processor=this_processor(),
         companions=tuple(companions),
@@ -192,7 +192,7 @@ def run(billions: Annotated[list[float] | None, typer.Argument()] = None) -> Non
             (root / "source").mkdir()
             make_source(root / "source", size)
             figures[str(size)] = {}
-            for name in ("convert", "prepare", *(name for name in VARIANTS if name != "int4-gptq")):
+            for name in ("convert", "prepare", *VARIANTS):
                 told = figures[str(size)][name] = _watched(name, root)
                 print(size, name, told, flush=True)
                 if name in VARIANTS:

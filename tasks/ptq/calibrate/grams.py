@@ -57,13 +57,15 @@ def collect_grams(
     max_memory_mb: float,
     threads: int = 1,
     libraries: Libraries = (),
+    divisible: bool = False,
 ) -> dict[str, Gram]:
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
     `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
     runs once on the first batch to learn the shapes, then once over all batches for each group of tensors that fits in
-    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). Sums are float64. No activation outlives
-    its batch. Padding rows count like others.
+    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). If batches are `divisible`, they are fed in
+    parts so small that the groups are few, since each of them takes a run of the whole model. Sums are float64. No activation
+    outlives its batch. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -72,16 +74,44 @@ def collect_grams(
     if not tensors:
         return {}
     settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
-    shapes = _shapes(model, tensors, next(iter(batches())), settings)
+    batch = next(iter(batches()))
+    shapes = _shapes(model, tensors, batch, settings)
     found: dict[str, Gram] = {}
-    for group in plan_passes(tensors, shapes, max_memory_mb):
+    samples = min(map(len, batch.values())) if divisible else 1
+    size, groups = _plan_parts(tensors, shapes, max_memory_mb, samples)
+    for group in groups:
         sums = {name: _Sum(name, tensors[name]) for name in group}
         with open_watched(model, group, settings) as watched:
             for batch in batches():
-                for name, values in watched.run(batch).items():
-                    sums[name].add(values)
+                for start in range(0, len(next(iter(batch.values()))), size) if divisible else (0,):
+                    part = {name: array[start : start + size] for name, array in batch.items()} if divisible else batch
+                    for name, values in watched.run(part).items():
+                        sums[name].add(values)
         found.update({name: total.gram() for name, total in sums.items()})
     return found
+
+
+def _plan_parts(
+    tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float, samples: int
+) -> tuple[int, list[list[str]]]:
+    """Return how many samples of a batch to feed at once, halved until one group is enough, and the groups.
+
+    Raises:
+        CandidateRefused: as `plan_passes`, for one sample.
+    """
+    size = samples
+    while True:
+        parts = -(-samples // size)
+        shrunk = {name: (-(-shape[0] // parts), *shape[1:]) for name, shape in shapes.items()}
+        try:
+            groups = plan_passes(tensors, shrunk, max_memory_mb)
+        except CandidateRefused:
+            if size == 1:
+                raise
+        else:
+            if len(groups) == 1 or size == 1:
+                return size, groups
+        size = -(-size // 2)
 
 
 def plan_passes(
@@ -127,7 +157,8 @@ class _Sum:
             part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
             for first in range(0, part.shape[1], CHANNELS_AT_ONCE):
                 channels = slice(first, first + CHANNELS_AT_ONCE)
-                self._gram.matrix[channels] += part[:, channels].T @ part
+                # The rest of these rows is the transpose of what is above them.
+                self._gram.matrix[channels, first:] += part[:, channels].T @ part[:, first:]
             self._absolute += np.abs(part, out=part).sum(axis=0)
         self._gram = replace(self._gram, rows=self._gram.rows + len(rows))
 
@@ -144,6 +175,10 @@ class _Sum:
                 expected="finite activations on the calibration samples",
                 fix="find the samples that overflow, or keep the model in float32",
             )
+        matrix = self._gram.matrix
+        for first in range(0, len(matrix), CHANNELS_AT_ONCE):
+            end = first + CHANNELS_AT_ONCE
+            matrix[end:, first:end] = matrix[first:end, end:].T
         return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
 
 

@@ -36,8 +36,8 @@ def best_ratios(part: Floats, gram: Floats, block_size: int, symmetric: bool, dt
 
 def _diagonal_blocks(gram: Floats, block_size: int) -> Floats:
     """Return the Gram matrix of each block's channels, `[blocks, block_size, block_size]`, zero-padded in the last block."""
-    blocks = -(-len(gram) // block_size)
-    padded = np.zeros((blocks * block_size,) * 2)
-    padded[: len(gram), : len(gram)] = gram
-    cut = padded.reshape(blocks, block_size, blocks, block_size)
-    return cut[np.arange(blocks), :, np.arange(blocks), :]
+    cut = np.zeros((-(-len(gram) // block_size), block_size, block_size))
+    for start in range(0, len(gram), block_size):
+        own = gram[start : start + block_size, start : start + block_size]
+        cut[start // block_size, : len(own), : len(own)] = own
+    return cut

@@ -42,7 +42,7 @@ def gptq(weight: NDArray[Any], gram: Floats, *, block_size: int, symmetric: bool
         numpy.linalg.LinAlgError: the Gram matrix is not positive semi-definite, or not finite.
     """
     order = np.argsort(-np.diag(gram), kind="stable")
-    factor = inverse_factor(gram[np.ix_(order, order)])
+    factor = _inverse_factor(gram[np.ix_(order, order)])
     parts = []
     for columns in column_chunks(weight.shape[1]):
         part = weight[:, columns].astype(np.float64)
@@ -54,27 +54,35 @@ def gptq(weight: NDArray[Any], gram: Floats, *, block_size: int, symmetric: bool
     return join_columns(parts)
 
 
-def inverse_factor(gram: Floats) -> Floats:
+def _inverse_factor(gram: Floats) -> Floats:
     """Return the upper triangular U with `U^T U = (H + damping)^-1` where `H = 2 X^T X`, float64 `[K, K]`.
 
-    `gram` is `X^T X`, float64 `[K, K]`. Row i of U over its diagonal element holds the weights by which the channels after i
-    compensate for an error of channel i, once the channels before it are fixed (section 3.3, step 3).
+    `gram` is `X^T X`, float64 `[K, K]`, and is overwritten. Row i of U over its diagonal element holds the weights by which the
+    channels after i compensate for an error of channel i, once the channels before it are fixed (section 3.3, step 3).
+
+    U is the inverse of the R with `H = R R^T`, which is lower triangular when rows and columns are reversed: a Cholesky
+    factorization and the inverse of a triangle, both in the place of the matrix, for 2/3 K^3 operations.
 
     Raises:
         numpy.linalg.LinAlgError: the damped matrix is not positive definite, or not finite.
     """
-    from scipy.linalg import solve_triangular
+    from scipy.linalg import cholesky
+    from scipy.linalg.lapack import dtrtri
 
     if not np.isfinite(gram).all():
         raise np.linalg.LinAlgError("the Gram matrix is not finite")
-    hessian = 2 * gram
-    mean = float(np.diag(hessian).mean())
+    gram *= 2
+    mean = float(np.diag(gram).mean())
     # All inputs were zero: any damping then gives plain rounding.
-    hessian[np.diag_indices_from(hessian)] += DAMPING * mean if mean > 0 else 1.0
-    lower = np.linalg.cholesky(hessian)
-    half = solve_triangular(lower, np.eye(len(lower)), lower=True, overwrite_b=True, check_finite=False)
-    factor: Floats = np.linalg.cholesky(half.T @ half).T
-    return factor
+    gram[np.diag_indices_from(gram)] += DAMPING * mean if mean > 0 else 1.0
+    # Transposed, which a symmetric matrix may be, its columns lie in memory as LAPACK wants them.
+    backward = np.ascontiguousarray(gram[::-1, ::-1]).T
+    del gram
+    lower = cholesky(backward, lower=True, overwrite_a=True, check_finite=False)
+    inverse, failed = dtrtri(lower, lower=1, overwrite_c=1)
+    if failed:
+        raise np.linalg.LinAlgError("the Gram matrix has no inverse")
+    return np.ascontiguousarray(inverse[::-1, ::-1])
 
 
 def _compensated(

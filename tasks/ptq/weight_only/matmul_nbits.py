@@ -233,34 +233,48 @@ def _in_int4(
         ) from error
 
 
-def _pack_all(
-    constants: Mapping[str, onnx.TensorProto],
+@dataclass(frozen=True)
+class _Stored:
+    """A weight in blocks: its bits, the type of its scales, and the constants in the order of the node's inputs."""
+
+    bits: int
+    dtype: np.dtype[Any]
+    names: list[str]
+
+
+def _store_all(
+    graph: onnx.GraphProto,
     sites: Sequence[Site],
     seen: Mapping[str, Gram],
     scaling: Scaling,
     settings: BlockWeights,
-) -> dict[Key, Packed]:
-    """Return each weight in blocks; of mixed ones, those with the most noise in INT4 are in INT8."""
+    names: Names,
+) -> dict[Key, _Stored]:
+    """Add each weight in blocks to the constants; of mixed ones, those with the most noise in INT4 are in INT8."""
+    constants = initializers(graph)
     size = settings.block_size
-    packed: dict[Key, Packed] = {}
+    first = {site.key: site for site in reversed(sites)}
+    stored: dict[Key, _Stored] = {}
     noises: dict[Key, float] = {}
-    for site in sites:
-        if site.key in packed:
-            continue
-        weight = weight_of(constants, site.key)
+
+    def store(key: Key, packed: Packed) -> None:
+        stored[key] = _Stored(packed.bits, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
+
+    for key in dict.fromkeys(site.key for site in sites):
+        weight = weight_of(constants, key)
         if settings.bits == 8:
-            packed[site.key] = round_to_bytes(weight, block_size=size, dtype=weight.dtype)
+            store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype))
             continue
-        gram = gram_of(site.key, sites, seen).matrix if seen else None
-        rounded = _in_int4(weight, gram, scaling.factors.get(site.activation), settings)
-        packed[site.key] = pack(rounded, weight.dtype)
+        gram = gram_of(key, sites, seen).matrix if seen else None
+        rounded = _in_int4(weight, gram, scaling.factors.get(first[key].activation), settings)
+        store(key, pack(rounded, weight.dtype))
         if settings.mixed_percent and gram is not None:
-            noises[site.key] = float(output_error(rounded.dequantized() - weight, gram).sum())
+            noises[key] = float(output_error(rounded.dequantized() - weight, gram).sum())
     sizes = {site.key: site.shape[0] * site.shape[1] for site in sites}
     for key in noisiest(noises, sizes, settings.mixed_percent):
         weight = weight_of(constants, key)
-        packed[key] = round_to_bytes(weight, block_size=size, dtype=weight.dtype)
-    return packed
+        store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype))
+    return stored
 
 
 def noisiest(noises: Mapping[Key, float], sizes: Mapping[Key, int], percent: int) -> frozenset[Key]:
@@ -296,28 +310,24 @@ def _replace(
     Return the bits of each weight. `new` maps the names of other replaced nodes to their replacements.
     """
     graph = proto.graph
-    constants = initializers(graph)
-    packed = _pack_all(constants, sites, seen, scaling, settings)
-    stored = {
-        site.key: _add_weight(graph, site, packed[site.key], names) for site in {one.key: one for one in sites}.values()
-    }
+    stored = _store_all(graph, sites, seen, scaling, settings, names)
     scaled: dict[str, str] = {}
     for site in sites:
         activation, made = site.activation, []
         if scaling.placed.get(activation) == "inserted" and activation not in scaled:
-            array = scaling.factors[activation].astype(packed[site.key].scales.dtype)
+            array = scaling.factors[activation].astype(stored[site.key].dtype)
             factors = names.store(graph, f"{activation}_factors", array)
             scaled[activation] = names.new(f"{activation}_scaled")
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
-        inputs = [scaled.get(activation, activation), *stored[site.key]]
+        inputs = [scaled.get(activation, activation), *stored[site.key].names]
         new[site.node.name] = [
             *made,
-            product_of(site, inputs, packed[site.key].bits, settings.block_size, settings.accuracy_level),
+            product_of(site, inputs, stored[site.key].bits, settings.block_size, settings.accuracy_level),
         ]
     replace_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     import_runtime_operators(proto)
-    return {key: one.bits for key, one in packed.items()}
+    return {key: one.bits for key, one in stored.items()}
 
 
 def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
