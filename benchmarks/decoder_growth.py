@@ -156,7 +156,23 @@ def make(root: Path, name: str) -> None:
         companions=tuple(companions),
     )
     variant = make_variant(decode(VARIANTS[name]), materials, folder, threads=2)
-    print(json.dumps({"file_mb": round(variant.size_bytes / 1e6, 1), "path": str(variant.path)}))
+    print(json.dumps({"file_mb": round(variant.size_bytes / 1e6)}))
+
+
+def answer(root: Path, name: str) -> None:
+    """Load a variant in the library that serves it, and answer a prompt of 16 tokens with 8."""
+    from tasks.engines.variants import session_settings
+    from validators.job.candidate_name import decode
+
+    candidate = decode(VARIANTS[name])
+    if candidate.target == "ort-genai":
+        from tasks.engines.genai.shipped.model import GenaiModel as Model
+    else:
+        from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder as Model
+    settings = session_settings(candidate, 2)
+    path = next((root / name).rglob("model.onnx"))
+    tokens = Model(path, 2, settings.provider_options).generate(_windows(root).inputs["input_ids"][:1, :16], 8)
+    assert np.shape(tokens)[-1] >= 8, tokens
 
 
 def _windows(root: Path) -> Any:
@@ -177,6 +193,7 @@ def step(name: str, root: Path) -> None:
     """Do one step in this process."""
     steps: dict[str, Callable[[Path], None]] = {"convert": convert_source, "prepare": prepare}
     steps |= {one: partial(make, name=one) for one in VARIANTS}
+    steps |= {f"{one}-answer": partial(answer, name=one) for one in VARIANTS}
     steps[name](root)
 
 
@@ -194,9 +211,10 @@ def run(billions: Annotated[list[float] | None, typer.Argument()] = None) -> Non
             figures[str(size)] = {}
             for name in ("convert", "prepare", *VARIANTS):
                 told = figures[str(size)][name] = _watched(name, root)
-                print(size, name, told, flush=True)
                 if name in VARIANTS:
+                    told["answer"] = _watched(f"{name}-answer", root)
                     shutil.rmtree(root / name, ignore_errors=True)
+                print(size, name, told, flush=True)
                 if name == "convert":
                     shutil.rmtree(root / "source")
     save(HERE / "results", "decoder_growth", {"sizes": figures})
@@ -226,8 +244,7 @@ def _watched(name: str, root: Path) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "own_mb": round(own / 1e6),
         "resident_mb": round(resident / 1e6),
-        "file_mb": told.get("file_mb"),
-    }
+    } | told
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from validators.samples.datasets import Arrays, Feed, Samples, TensorSpec
 
 log = logging.getLogger("quantgate")
 
+# A window of a decoder has a score for every word at each of its places.
 PARITY_SAMPLES, PARITY_WINDOWS = 16, 2
 # Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
 PARITY_TOLERANCE = 1e-3
@@ -162,14 +163,14 @@ def _ask(process: subprocess.Popen[str], original: Original, order: dict[str, An
     return told
 
 
-def first_batch(samples: Samples, inputs: tuple[TensorSpec, ...]) -> Feed:
-    """Return the first samples as one batch, of the size that the model's inputs have or else of `PARITY_SAMPLES`.
+def first_batch(samples: Samples, inputs: tuple[TensorSpec, ...], most: int = PARITY_SAMPLES) -> Feed:
+    """Return the first samples as one batch, of the size that the model's inputs have or else of at most `most`.
 
     Raises:
         DataError: there are fewer samples than the fixed size of the batch.
     """
     fixed = (samples.feeds.samples if samples.feeds else inputs)[0].shape[0]
-    size = fixed if isinstance(fixed, int) else PARITY_SAMPLES
+    size = fixed if isinstance(fixed, int) else most
     if isinstance(fixed, int) and len(samples) < fixed:
         raise DataError(
             found=f"{samples.file.path.name} has {len(samples)} samples, and the model a fixed batch size of {fixed}",
@@ -190,10 +191,7 @@ def _check_parity(
     with open_session(onnx_path, settings) as session:
         inputs, names = describe_inputs(session), [spec.name for spec in describe_outputs(session)]
         found = samples(inputs)
-        batch = first_batch(found, inputs)
-        if original.kind == "decoder":
-            # Each has a score for every word at each of its places.
-            batch = {name: array[:PARITY_WINDOWS] for name, array in batch.items()}
+        batch = first_batch(found, inputs, PARITY_WINDOWS if original.kind == "decoder" else PARITY_SAMPLES)
         try:
             ours = run_outputs(session, batch, names)
         except CandidateRefused as error:

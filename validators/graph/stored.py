@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -74,11 +74,8 @@ def save_model(model: onnx.ModelProto, path: Path, *, shares: bool = False) -> N
     if shares:
         _share(model, path.resolve().parent, weights.name)
     large = message_bytes(model) > EXTERNAL_DATA_BYTES
-    with part.open("wb") if large else nullcontext() as file:
-        for graph in graphs_of(model.graph) if file else ():
-            for tensor in graph.initializer:
-                if (_is_away(tensor) or tensor.ByteSize() >= SMALL_BYTES) and tensor.data_type != TensorProto.STRING:
-                    _place(tensor, weights.name, *_write(_content(tensor), file))
+    if large:
+        _write_weights(model, part, weights.name)
     # Of a small model all, else what operators have as attributes, which a runtime reads from the message alone.
     for tensor in tensors(model):
         if _is_away(tensor):
@@ -88,6 +85,15 @@ def save_model(model: onnx.ModelProto, path: Path, *, shares: bool = False) -> N
     else:
         weights.unlink(missing_ok=True)
     onnx.save_model(model, path)
+
+
+def _write_weights(model: onnx.ModelProto, path: Path, location: str) -> None:
+    """Write the constants of all graphs, but for small ones, to a file that the model is to find at `location`."""
+    with path.open("wb") as file:
+        for graph in graphs_of(model.graph):
+            for tensor in graph.initializer:
+                if (_is_away(tensor) or tensor.ByteSize() >= SMALL_BYTES) and tensor.data_type != TensorProto.STRING:
+                    _place(tensor, location, *_write(_content(tensor), file))
 
 
 def message_bytes(model: onnx.ModelProto) -> int:
@@ -170,7 +176,7 @@ def _write(content: NDArray[np.uint8], file: IO[bytes]) -> tuple[int, int]:
     """Append bytes to a file at the start of a page; return their offset and length."""
     file.seek(-(-file.tell() // PAGE_BYTES) * PAGE_BYTES)
     offset = file.tell()
-    file.write(content)
+    file.write(content.data)
     return offset, len(content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from exported_models import export_program
 from torch import nn
 
-from tasks.evidence.original_models import write_program
+from tasks.evidence.original_models import in_float32, write_program
 from tasks.evidence.torch_export import first_batch
 from tasks.runtimes.confined import first_cause
 from validators.errors import DataError, SourceError
@@ -100,3 +101,30 @@ def test_first_batch_has_the_fixed_size(tmp_path: Path) -> None:
     assert [first_batch(samples, (spec,)).rows for spec in inputs[:3]] == [1, 8, 16]
     with pytest.raises(DataError, match="20 samples, and the model a fixed batch size of 32"):
         first_batch(samples, inputs[3:])
+
+
+class Tied(nn.Module):
+    """A head that shares the table of the embedding, and a gain of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(20, 16), nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.table.weight
+        self.gain = nn.Parameter(torch.randn(16))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.head(torch.tanh(self.inner(self.table(tokens))) * self.gain)
+        return answer
+
+
+def test_weights_are_cast_while_a_module_runs() -> None:
+    """The answers are those of a model in float32, and the weights stay in the type of the file."""
+    torch.manual_seed(0)
+    model, tokens = Tied().to(torch.bfloat16).eval(), torch.arange(20)[None]
+    expected = copy.deepcopy(model).float()(tokens)
+    in_float32(model)
+    for _ in range(2):
+        found = model(tokens)
+        assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
