@@ -68,7 +68,8 @@ def make_source(folder: Path, billions: float) -> None:
         architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(folder)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), bos_token="<s>", eos_token="</s>")
+    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), **names)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     kv = width // heads * kv_heads
