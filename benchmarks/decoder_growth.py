@@ -141,7 +141,7 @@ def make(root: Path, name: str) -> None:
 
     def grams(candidate: Any, graph: Path) -> Any:
         tensors = tensors_to_collect(graph, block_size=candidate.block_size or 32)
-        return collect_grams(graph, tensors, lambda: windows.batches(8), max_memory_mb=1000, threads=2, divisible=True)
+        return collect_grams(graph, tensors, lambda: windows.batches(8), max_memory_mb=1000, threads=2)
 
     prepared = root / "prepared" / "prepared.onnx"
     companions = [one for one in (root / "decoder").iterdir() if not one.name.startswith("model.onnx")]

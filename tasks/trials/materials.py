@@ -181,7 +181,6 @@ def materials_of(run: LoadedRun) -> Materials:
                 max_memory_mb=room_mb(),
                 threads=threads,
                 libraries=run.libraries,
-                divisible=fixed_batch is None,
             )
 
     def cache_ranges() -> Path:

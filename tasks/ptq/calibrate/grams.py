@@ -57,15 +57,13 @@ def collect_grams(
     max_memory_mb: float,
     threads: int = 1,
     libraries: Libraries = (),
-    divisible: bool = False,
 ) -> dict[str, Gram]:
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
     `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
     runs once on the first batch to learn the shapes, then once over all batches for each group of tensors that fits in
-    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). If batches are `divisible`, they are fed in
-    parts so small that the groups are few, since each of them takes a run of the whole model. Sums are float64. No activation
-    outlives its batch. Padding rows count like others.
+    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). Sums are float64. No activation outlives
+    its batch. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -74,44 +72,16 @@ def collect_grams(
     if not tensors:
         return {}
     settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
-    batch = next(iter(batches()))
-    shapes = _shapes(model, tensors, batch, settings)
+    shapes = _shapes(model, tensors, next(iter(batches())), settings)
     found: dict[str, Gram] = {}
-    samples = min(map(len, batch.values())) if divisible else 1
-    size, groups = _plan_parts(tensors, shapes, max_memory_mb, samples)
-    for group in groups:
+    for group in plan_passes(tensors, shapes, max_memory_mb):
         sums = {name: _Sum(name, tensors[name]) for name in group}
         with open_watched(model, group, settings) as watched:
             for batch in batches():
-                for start in range(0, len(next(iter(batch.values()))), size) if divisible else (0,):
-                    part = {name: array[start : start + size] for name, array in batch.items()} if divisible else batch
-                    for name, values in watched.run(part).items():
-                        sums[name].add(values)
+                for name, values in watched.run(batch).items():
+                    sums[name].add(values)
         found.update({name: total.gram() for name, total in sums.items()})
     return found
-
-
-def _plan_parts(
-    tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float, samples: int
-) -> tuple[int, list[list[str]]]:
-    """Return how many samples of a batch to feed at once, halved until one group is enough, and the groups.
-
-    Raises:
-        CandidateRefused: as `plan_passes`, for one sample.
-    """
-    size = samples
-    while True:
-        parts = -(-samples // size)
-        shrunk = {name: (-(-shape[0] // parts), *shape[1:]) for name, shape in shapes.items()}
-        try:
-            groups = plan_passes(tensors, shrunk, max_memory_mb)
-        except CandidateRefused:
-            if size == 1:
-                raise
-        else:
-            if len(groups) == 1 or size == 1:
-                return size, groups
-        size = -(-size // 2)
 
 
 def plan_passes(
