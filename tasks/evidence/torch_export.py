@@ -31,8 +31,9 @@ from validators.samples.datasets import Arrays, Feed, Samples, TensorSpec
 
 log = logging.getLogger("quantgate")
 
+PARITY_SAMPLES = 16
 # A window of a decoder has a score for every word at each of its places.
-PARITY_SAMPLES, PARITY_WINDOWS = 16, 2
+PARITY_WINDOWS = 2
 # Two float32 implementations of the same sums differ by rounding; a wrong operator differs by far more.
 PARITY_TOLERANCE = 1e-3
 # Exported program beside the ONNX file, from which other compilers than ONNX's runtimes start.

@@ -284,7 +284,6 @@ def prepare(folder: Path) -> list[Packed]:
     lend_mlflow(folder / "warm" / "mlflow.db")
     lend_mlflow(folder / "mlflow.db")
     promote(folder / "warm", packed[0], None)
-    os.environ.pop("MLFLOW_TRACKING_URI")  # which MLflow sets, for the processes that it starts
     assert forked(lambda: promote(folder, packed[0], None)) == "promoted"
     assert forked(lambda: promote(folder, packed[1], "1")) == "promoted"
     return packed

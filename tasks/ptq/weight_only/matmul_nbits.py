@@ -234,7 +234,7 @@ def _in_int4(
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _InBlocks:
     """A weight in blocks: its bits, the type of its scales, and the constants in the order of the node's inputs."""
 
     bits: int
@@ -249,16 +249,16 @@ def _store_all(
     scaling: Scaling,
     settings: BlockWeights,
     names: Names,
-) -> dict[Key, _Stored]:
+) -> dict[Key, _InBlocks]:
     """Add each weight in blocks to the constants; of mixed ones, those with the most noise in INT4 are in INT8."""
     constants = initializers(graph)
     size = settings.block_size
     first = {site.key: site for site in reversed(sites)}
-    stored: dict[Key, _Stored] = {}
+    stored: dict[Key, _InBlocks] = {}
     noises: dict[Key, float] = {}
 
     def store(key: Key, packed: Packed) -> None:
-        stored[key] = _Stored(packed.bits, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
+        stored[key] = _InBlocks(packed.bits, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
 
     for key in dict.fromkeys(site.key for site in sites):
         weight = weight_of(constants, key)
