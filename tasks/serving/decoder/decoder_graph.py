@@ -23,6 +23,7 @@ from onnx import NodeProto
 
 from tasks.serving.decoder.graph_nodes import GraphNodes, attribute, refusal
 from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix
+from validators.graph.stored import load_model
 
 LOGITS = "logits"
 # Of INT8 candidates, whose weights have one scale a channel.
@@ -107,7 +108,7 @@ def read_decoder(path: Path) -> DecoderWeights:
     Raises:
         JobError: the graph is not that of a decoder as the module says, or has weights that GGUF does not hold.
     """
-    model = onnx.load(path)
+    model = load_model(path)
     if found := sorted({node.op_type for node in model.graph.node} & AT_RUN_TIME):
         raise refusal(f"activations quantized at run time ({', '.join(found)})", "weights alone in few bits")
     return _Reader(model).decoder()

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import NodeProto, numpy_helper
+from onnx import NodeProto
 
 from tasks.serving.decoder.matrices import BLOCKS, BlockMatrix, FloatMatrix, Matrix, unpacked
 from validators.errors import JobError
+from validators.graph.stored import to_array
 
 TOKENS = "input_ids"
 
@@ -89,10 +90,10 @@ class GraphNodes:
                 return array.T if node.op_type == "Transpose" else array
             case "Constant":
                 assert node is not None
-                return np.asarray(numpy_helper.to_array(attribute(node, "value", None)))
+                return to_array(attribute(node, "value", None))
         if name not in self.constants:
             raise refusal(f"{name} is computed", "a constant")
-        return np.asarray(numpy_helper.to_array(self.constants[name]))
+        return to_array(self.constants[name])
 
     def vector(self, name: str, size: int | None = None) -> NDArray[np.float32]:
         array = self.constant(name)
