@@ -19,7 +19,6 @@ from tasks.runtimes.parity import relative_distance
 from tasks.runtimes.runner import open_runner
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
-from validators.graph.stored import spilling
 from validators.job.candidate_name import Candidate, decode
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
@@ -47,8 +46,7 @@ def make_variant(
     target = find_target(candidate.target)
     path = folder / target.artifact
     path.parent.mkdir(parents=True, exist_ok=True)
-    with spilling():
-        changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
+    changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
     is_onnx = path.suffix == ".onnx"
     if is_onnx:
         _check_onnx(path)

@@ -44,7 +44,7 @@ from tasks.ptq.graph.edits import (
     set_nodes,
 )
 from validators.errors import CandidateRefused
-from validators.graph.stored import load_model, save_model, to_array
+from validators.graph.stored import load_model, save_model, spilling, to_array
 from validators.untrusted.external_data import bodies_of
 
 ATTENTION = f"{MICROSOFT}:Attention"
@@ -72,6 +72,7 @@ class _DynamicPass:
         return self.names.store(self.view.graph, name, array)
 
 
+@spilling()
 def quantize_dynamic(
     float_model: Path,
     variant: Path,

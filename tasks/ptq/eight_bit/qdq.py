@@ -46,7 +46,7 @@ from tasks.ptq.graph.edits import (
     output_channel_axis,
     set_nodes,
 )
-from validators.graph.stored import load_model, save_model, to_array
+from validators.graph.stored import load_model, save_model, spilling, to_array
 
 QuantizedType = Literal["uint8", "int8", "e4m3"]
 
@@ -59,6 +59,7 @@ class QdqReport:
     left: dict[str, str]
 
 
+@spilling()
 def quantize_qdq(
     model: Path,
     variant: Path,

@@ -21,7 +21,7 @@ from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import Names, attribute, drop_unused_initializers, operator_of
-from validators.graph.stored import load_model, save_model, to_array
+from validators.graph.stored import load_model, save_model, spilling, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
 
@@ -103,6 +103,7 @@ def _joined(parts: Sequence[ChannelStatistics]) -> ChannelStatistics:
     )
 
 
+@spilling()
 def smooth(
     model: Path,
     smoothed: Path,

@@ -30,7 +30,7 @@ from tasks.ptq.graph.edits import (
     operator_of,
 )
 from tasks.ptq.weight_only.int4_grid import LARGEST_BYTE, MIDDLE_BYTE, nibbles
-from validators.graph.stored import from_array, load_model, save_model, to_array
+from validators.graph.stored import from_array, load_model, save_model, spilling, to_array
 
 if TYPE_CHECKING:
     from tasks.ptq.weight_only.sites import Site
@@ -91,6 +91,7 @@ def retie(graph: onnx.GraphProto) -> int:
     return made
 
 
+@spilling()
 def untie(model: Path) -> int:
     """Store what Reshape nodes make of constants for MatMulNBits, in a file without external data; return how many.
 

@@ -21,7 +21,7 @@ from tasks.ptq.eight_bit.qdq_checks import check_variant, describe_tensors, refu
 from tasks.ptq.float.fp16_rules import MASK, Floats, Rules, find_rules, slots_of
 from tasks.ptq.graph.edits import Names, attribute, custom_operators, interface_of, name_nodes, set_nodes
 from validators.graph.source_graph import opset_of
-from validators.graph.stored import from_array, load_model, save_model, to_array
+from validators.graph.stored import from_array, load_model, save_model, spilling, to_array
 
 Found = TypeVar("Found")
 
@@ -43,6 +43,7 @@ class Float16Report:
         return dict(found) | {new: found[old] for new, old in self.carries.items() if old in found}
 
 
+@spilling()
 def convert_to_float16(model: Path, variant: Path, ranges: Mapping[str, Range]) -> Float16Report:
     """Convert a float32 model to float16. `ranges` maps tensors to the (least, greatest) values seen in calibration.
 

@@ -16,7 +16,7 @@ from tasks.ptq.graph.pool_means import pool_means
 from tasks.runtimes.ort import open_session, with_mapped_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import KNOWN_DOMAINS, opset_of
-from validators.graph.stored import load_model, save_model
+from validators.graph.stored import load_model, save_model, spilling
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -190,6 +190,7 @@ def _refuse_twice_named(graph: onnx.GraphProto) -> None:
         )
 
 
+@spilling()
 def _copy_widened(source: Path, copy: Path) -> int | None:
     """Write the source, widened to float32 with a note if any of it is float16; return the number of widened constants.
 

@@ -32,7 +32,7 @@ from tasks.ptq.weight_only.int4_grid import (
     quantize_on,
 )
 from tasks.ptq.weight_only.sites import Key, WeightOnlyReport, find_sites, replace_nodes
-from validators.graph.stored import from_array, load_model, save_model
+from validators.graph.stored import from_array, load_model, save_model, spilling
 
 BLOCK_SIZES = (64, 128)
 
@@ -104,6 +104,7 @@ def dequantize_blocks(
     )
 
 
+@spilling()
 def quantize_blocks(model: Path, variant: Path, *, block_size: int) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes read constant weights from INT4 blocks; activations are unchanged.
 

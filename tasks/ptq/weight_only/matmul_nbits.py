@@ -46,7 +46,7 @@ from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
-from validators.graph.stored import load_model, save_model
+from validators.graph.stored import load_model, save_model, spilling
 from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
 
 
@@ -73,6 +73,7 @@ class BlockWeights:
         return self.method in ("gptq", "awq")
 
 
+@spilling()
 def quantize_weights(
     model: Path,
     variant: Path,
