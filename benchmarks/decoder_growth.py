@@ -1,6 +1,6 @@
 """Memory and time to quantize a decoder, by its size: Llama's layers with random weights in bfloat16, in shards.
 
-    python benchmarks/decoder_growth.py run [0.1 0.4 1 3]    # 3: 6 GB of weights, 45 GB of TMPDIR
+    python benchmarks/decoder_growth.py run [--variant int8 ...] [0.1 0.4 1 3]    # 3: 6 GB of weights, 50 GB of TMPDIR
 
 Each step of a run up to the variants is a process of its own, watched from outside. Own memory is what no file backs: pages of
 mapped weights are given back when others need the room. Writes `results/decoder_growth.json`.
@@ -199,18 +199,22 @@ def step(name: str, root: Path) -> None:
 
 
 @app.command()
-def run(billions: Annotated[list[float] | None, typer.Argument()] = None) -> None:
-    """Do all steps for each size, and write the figures."""
+def run(
+    billions: Annotated[list[float] | None, typer.Argument()] = None,
+    variant: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(VARIANTS)}; all by default.")] = None,
+) -> None:
+    """Do all steps for each size, and write the figures; those of other sizes stay."""
     from calibration_figures import save
 
-    figures: dict[str, Any] = {}
+    file = HERE / "results" / "decoder_growth.json"
+    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["sizes"] if file.exists() else {}
     for size in billions or list(SIZES):
         with tempfile.TemporaryDirectory(prefix="quantgate-growth-") as folder:
             root = Path(folder)
             (root / "source").mkdir()
             make_source(root / "source", size)
             figures[str(size)] = {}
-            for name in ("convert", "prepare", *VARIANTS):
+            for name in ("convert", "prepare", *(variant or VARIANTS)):
                 told = figures[str(size)][name] = _watched(name, root)
                 if name in VARIANTS:
                     told["answer"] = _watched(f"{name}-answer", root)

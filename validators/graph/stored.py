@@ -79,7 +79,10 @@ def save_model(model: onnx.ModelProto, path: Path, *, shares: bool = False) -> N
     # Of a small model all, else what operators have as attributes, which a runtime reads from the message alone.
     for tensor in tensors(model):
         if _is_away(tensor):
-            tensor.CopyFrom(numpy_helper.from_array(to_array(tensor), tensor.name))
+            # As onnx reads them in: a source must have the digest by which older versions knew it.
+            tensor.raw_data = _content(tensor).tobytes()
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
     if large:
         part.replace(weights)
     else:

@@ -82,6 +82,8 @@ def test_an_attribute_in_a_file_is_read_in(tmp_path: Path) -> None:
     )
     check(tmp_path / "m.onnx")
     save_model(load_model(tmp_path / "m.onnx"), tmp_path / "n.onnx")
+    # The digest of a source is that of its file.
+    assert (tmp_path / "n.onnx").read_bytes() == onnx.load(tmp_path / "m.onnx").SerializeToString()
     (tmp_path / "all.bin").unlink()
     check(tmp_path / "n.onnx")
 
