@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.calibrate.watched import open_watched, split_by_memory
-from tasks.ptq.graph.edits import scratch
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
@@ -30,8 +27,6 @@ from validators.samples.datasets import Arrays
 Floats = NDArray[np.float64]
 Batches = Callable[[], Iterable[Arrays]]
 
-# Bytes of matrices that a pass adds to.
-MATRICES_AT_ONCE = 1_000_000_000
 # Rows of an activation converted to float64 at once, and rows of its Gram matrix computed at once.
 ROWS_AT_ONCE, CHANNELS_AT_ONCE = 2048, 1024
 
@@ -66,9 +61,9 @@ def collect_grams(
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
     `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
-    runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
-    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; neither the session nor the
-    matrix files count). Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
+    runs once on the first batch to learn the shapes, then once over all batches for each group of tensors that fits in
+    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). Sums are float64. No activation outlives
+    its batch. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -78,36 +73,14 @@ def collect_grams(
         return {}
     settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
     shapes = _shapes(model, tensors, next(iter(batches())), settings)
-    try:
-        return _in_stages(model, tensors, shapes, batches, settings, max_memory_mb)
-    except OSError as error:
-        size = 8e-6 * sum(channels**2 for channels in tensors.values())
-        raise CandidateRefused(
-            kind="infrastructure",
-            found=f"{tempfile.gettempdir()}: {error.strerror}",
-            expected=f"{size:.0f} MB of disk for Gram matrices, and room for the activations between two stages",
-            fix="free disk space, or set TMPDIR to a folder with more of it",
-        ) from error
-
-
-def _in_stages(
-    model: Path,
-    tensors: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
-    batches: Batches,
-    settings: SessionSettings,
-    max_memory_mb: float,
-) -> dict[str, Gram]:
     found: dict[str, Gram] = {}
-    with scratch() as folder:
-        run = StagedRun(onnx.load(model, load_external_data=False), model, tensors, batches(), folder, settings)
-        in_order = {name: tensors[name] for name in sorted(tensors, key=run.position)}
-        for group in plan_passes(in_order, shapes, max_memory_mb):
-            sums = {name: _Sum(name, tensors[name]) for name in group}
-            for batch in run.all_values(group, restart=run.position(group[-1]) + 1):
-                for name, values in batch.items():
+    for group in plan_passes(tensors, shapes, max_memory_mb):
+        sums = {name: _Sum(name, tensors[name]) for name in group}
+        with open_watched(model, group, settings) as watched:
+            for batch in batches():
+                for name, values in watched.run(batch).items():
                     sums[name].add(values)
-            found.update({name: total.gram() for name, total in sums.items()})
+        found.update({name: total.gram() for name, total in sums.items()})
     return found
 
 
@@ -117,8 +90,7 @@ def plan_passes(
     """Split the tensors, in order, into groups that each fit into `max_memory_mb`; `shapes` are those of one batch.
 
     Until the pass ends, a tensor holds its values (counted as float32) and one sum per channel. While it is processed, it
-    also needs a block of rows as float64 and a block of rows of the matrix. The matrices of a group take at most
-    `MATRICES_AT_ONCE`, unless it is one.
+    also needs a block of rows as float64 and a block of rows of the matrix.
 
     Raises:
         CandidateRefused: `unsupported`: a single tensor takes more than `max_memory_mb`.
@@ -137,22 +109,7 @@ def plan_passes(
             fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq, which need none",
         )
 
-    groups = split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
-    return [part for group in groups for part in _split_by_matrices(group, tensors)]
-
-
-def _split_by_matrices(group: Sequence[str], tensors: Mapping[str, int]) -> list[list[str]]:
-    """Split a group so that each batch writes to few files: those that do not stay in memory go to the disk each time."""
-    parts: list[list[str]] = []
-    total = 0
-    for name in group:
-        size = 8 * tensors[name] ** 2
-        if not parts or total + size > MATRICES_AT_ONCE:
-            parts.append([])
-            total = 0
-        parts[-1].append(name)
-        total += size
-    return parts
+    return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
 
 
 class _Sum:
@@ -197,10 +154,18 @@ class _Sum:
 
 def _in_file(channels: int) -> Floats:
     """Return a float64 matrix of zeros, `[channels, channels]`, in an unnamed temporary file."""
-    with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
-        # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
-        os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
-        return np.memmap(file, np.float64, "r+", shape=(channels, channels))
+    try:
+        with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
+            # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
+            os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
+            return np.memmap(file, np.float64, "r+", shape=(channels, channels))
+    except OSError as error:
+        raise CandidateRefused(
+            kind="infrastructure",
+            found=f"{tempfile.gettempdir()}: {error.strerror}",
+            expected=f"{8e-6 * channels * channels:.0f} MB of disk for the Gram matrix of {channels} channels",
+            fix="free disk space, or set TMPDIR to a folder with more of it",
+        ) from error
 
 
 def _shapes(

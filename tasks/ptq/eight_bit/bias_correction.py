@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from tasks.ptq.calibrate.staged import StagedRun
-from tasks.ptq.calibrate.watched import WATCHING
 from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import initializers, name_nodes, operator_of, scratch, weight_input
 from tasks.ptq.graph.fuse_bias import bias_behind
-from validators.graph.stored import locate, save_model, to_array
+from validators.graph.stored import from_array, locate, save_model, to_array
 from validators.records.libraries import Libraries
-from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 log = logging.getLogger("quantgate")
@@ -72,11 +69,10 @@ def correct_bias(
     float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
-    settings = replace(WATCHING, libraries=libraries)
-    expected = _expected_means(float_model, source, layers, batches, settings)
+    expected = _expected_means(float_model, source, layers, batches, libraries)
     largest = {}
     with scratch() as folder:
-        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, settings)
+        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, libraries)
         starts = {node.name: index for index, node in enumerate(model.graph.node)}
         for done, layer in enumerate(layers, 1):
             values = run.values(layer.output, restart=starts[layer.node])
@@ -95,12 +91,12 @@ def _expected_means(
     path: Path,
     layers: Sequence[_Layer],
     batches: Iterable[Arrays],
-    settings: SessionSettings,
+    libraries: Libraries,
 ) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each layer's output channels in the float model, by output name."""
     axes = {layer.source_output: layer.channel_axis for layer in layers}
     with scratch() as folder:
-        run = StagedRun(model, path, axes, batches, folder, settings)
+        run = StagedRun(model, path, axes, batches, folder, libraries)
         order = sorted(axes, key=run.position)
         return {name: channel_mean(run.values(name, run.position(name) + 1), axes[name]) for name in order}
 
@@ -163,5 +159,4 @@ def _shift_bias(graph: onnx.GraphProto, folder: Path, layer: _Layer, shift: NDAr
         limits = np.iinfo(stored.dtype)
         steps = np.rint(shift / to_array(constants[layer.scale], folder).astype(np.float64)).reshape(stored.shape)
         shifted = np.clip(stored - steps, limits.min, limits.max).astype(stored.dtype)
-    # In the message: the next session reads it from there.
-    constants[layer.bias].CopyFrom(numpy_helper.from_array(shifted, layer.bias))
+    constants[layer.bias].CopyFrom(from_array(shifted, layer.bias))
