@@ -100,7 +100,6 @@ def from_decoder(order: dict[str, Any]) -> Run:
     its configuration and tokenizer.
     """
     import torch
-    import transformers
 
     # The builder imports its parts by names without a package, from a folder that this module adds to the path.
     from onnxruntime_genai.models import builder
@@ -111,11 +110,7 @@ def from_decoder(order: dict[str, Any]) -> Run:
     builder.create_model(*places, **options)
     shutil.rmtree(onnx_path.parent / "cache", ignore_errors=True)
     _complete_decoder(onnx_path)
-    # In the type of the file, of which transformers then maps the weights.
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
-    )
-    in_float32(model.eval())
+    model = load_decoder(path)
 
     def run(batch: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         (tokens,) = batch.values()
@@ -123,6 +118,23 @@ def from_decoder(order: dict[str, Any]) -> Run:
             return [model(torch.from_numpy(tokens), use_cache=False).logits.numpy()]
 
     return run
+
+
+def load_decoder(path: str) -> Any:
+    """Return a decoder of transformers that computes in float32, with the weights of its files mapped into memory."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    # In the type of the files, of which transformers then maps the weights.
+    mapped: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
+    )
+    # What is no weight, such as Gemma's scale of the embedding, is rounded to that type there, and is not here.
+    with no_init_weights():
+        model: Any = type(mapped)(mapped.config)
+    model.load_state_dict(mapped.state_dict(), assign=True)
+    in_float32(model.eval())
+    return model
 
 
 def in_float32(model: torch.nn.Module) -> None:

@@ -17,6 +17,7 @@ from scipy.special import logsumexp
 from tokenizers import Tokenizer
 
 from tasks.engines.variants import session_settings
+from tasks.evidence.original_models import load_decoder
 from tasks.measure.continuations import Generator
 from tasks.runtimes.runner import open_runner
 from validators.job.candidate_name import decode
@@ -310,3 +311,34 @@ def promoted(place: Path, name: str) -> Path:
         if json.loads(manifest.read_text())["candidate"] == name:
             return manifest.with_name("variant") / "model.onnx"
     raise AssertionError(f"no version of {name}")
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3", "Gemma2"])
+def test_mapped_weights_give_the_answers_of_float32(kind: str, tmp_path: Path) -> None:
+    """Also with constants that are no weights, which Gemma would round to the type of the file."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=80,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=20,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.15)
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    tokens = torch.arange(2, 50).reshape(2, 24)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32").eval()
+    with torch.no_grad():
+        expected, found = (one(tokens, use_cache=False).logits for one in (whole, load_decoder(str(tmp_path))))
+    assert torch.equal(found, expected) and found.dtype == torch.float32
