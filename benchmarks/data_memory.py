@@ -9,13 +9,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import typer
 
 HERE = Path(__file__).parent
@@ -23,10 +20,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests"
 
 from calibration_figures import save
 from driving import environment, write_job
+from process_memory import peaks_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIXELS, CLASSES, CALIBRATION = 64, 10, 256
-SAMPLE_SECONDS = 0.1
 # Growth of own memory from the smallest to the largest number of pictures.
 MOST_GROWTH = 0.10
 CODE = """
@@ -111,29 +108,16 @@ def _watched(root: Path, command: str, job: Path) -> dict[str, float]:
     """Peaks of a command's process tree in MB, own and resident memory, its seconds and its exit code."""
     words = [sys.executable, "-m", "flows.cli.app", command, str(job)]
     allowed = {"QUANTGATE_ALLOWED_HOOKS": f"prepare:picture@{root}"}
-    own = resident = 0
     with (root / "said").open("w+") as said:
-        start = time.perf_counter()
-        process = subprocess.Popen(words, env=environment(root / "state", **allowed), stdout=said, stderr=said)
-        tree = psutil.Process(process.pid)
-        while process.poll() is None:
-            with suppress(psutil.Error):
-                told = [one.memory_info() for one in (tree, *tree.children(recursive=True))]
-                own = max(own, sum(one.rss - one.shared for one in told))
-                resident = max(resident, sum(one.rss for one in told))
-            time.sleep(SAMPLE_SECONDS)
-        seconds = time.perf_counter() - start
+        environ = environment(root / "state", **allowed)
+        process = subprocess.Popen(words, env=environ, stdout=said, stderr=said)
+        told = peaks_of(process)
         said.seek(0)
         text = said.read()
     # 3: no variant passes, which noise may well bring about.
     if process.returncode not in (0, 3, 4):
         raise SystemExit(text[-3000:])
-    return {
-        "own_mb": round(own / 1e6, 1),
-        "resident_mb": round(resident / 1e6, 1),
-        "seconds": round(seconds, 1),
-        "exit_code": process.returncode,
-    }
+    return told | {"exit_code": process.returncode}
 
 
 if __name__ == "__main__":

@@ -13,22 +13,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import typer
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "support")]
 
+from calibration_figures import save
+from process_memory import peaks_of
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-SAMPLE_SECONDS = 0.05
 TOKENS, WINDOW, WINDOWS = 32_000, 128, 64
 # Billions of weights: width, inner width, layers, heads, heads of keys.
 SIZES = {
@@ -204,8 +203,6 @@ def run(
     variant: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(VARIANTS)}; all by default.")] = None,
 ) -> None:
     """Do all steps for each size, and write the figures; those of other sizes stay."""
-    from calibration_figures import save
-
     file = HERE / "results" / "decoder_growth.json"
     figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["sizes"] if file.exists() else {}
     for size in billions or list(SIZES):
@@ -226,30 +223,16 @@ def run(
 
 
 def _watched(name: str, root: Path) -> dict[str, Any]:
-    """Seconds of a step, and peaks of its process tree in MB: own memory and resident memory."""
-    own = resident = 0
+    """Seconds and peaks of a step in a process of its own, and what it prints last."""
     with (root / "said").open("w+") as said:
-        start = time.perf_counter()
         words = [sys.executable, __file__, "step", name, str(root)]
         process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT)
-        tree = psutil.Process(process.pid)
-        while process.poll() is None:
-            with suppress(psutil.Error):
-                seen = [one.memory_info() for one in (tree, *tree.children(recursive=True))]
-                own = max(own, sum(one.rss - one.shared for one in seen))
-                resident = max(resident, sum(one.rss for one in seen))
-            time.sleep(SAMPLE_SECONDS)
-        seconds = time.perf_counter() - start
+        told = peaks_of(process)
         said.seek(0)
         text = said.read()
     if process.returncode:
-        return {"failed": text[-1500:], "own_mb": round(own / 1e6)}
-    told = json.loads(text.splitlines()[-1]) if name in VARIANTS else {}
-    return {
-        "seconds": round(seconds, 1),
-        "own_mb": round(own / 1e6),
-        "resident_mb": round(resident / 1e6),
-    } | told
+        raise SystemExit(text[-3000:])
+    return told | (json.loads(text.splitlines()[-1]) if name in VARIANTS else {})
 
 
 if __name__ == "__main__":
