@@ -65,7 +65,7 @@ def locate(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def save_model(model: onnx.ModelProto, path: Path, *, shares: bool = False) -> None:
-    """Write a model to one file, or with its weights in a second one, `path` with `.data`, if a single file cannot hold them.
+    """Write a model to one file, or a large one with its weights in a second file, `path` with `.data`.
 
     It may have been loaded from the files that it replaces. With `shares`, weights in other files of the same folder stay
     there. Afterwards the model's own external data has no folder any more.

@@ -93,7 +93,7 @@ def retie(graph: onnx.GraphProto) -> int:
 
 @spilling()
 def untie(model: Path) -> int:
-    """Store what Reshape nodes make of constants for MatMulNBits, in a file without external data; return how many.
+    """Store what Reshape nodes make of constants for MatMulNBits, in place; return how many.
 
     OpenVINO reads blocks of weights from constants alone. A tied table is then stored twice.
     """
