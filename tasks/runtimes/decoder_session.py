@@ -6,7 +6,7 @@ comparisons run whole windows of tokens: their caches are empty, every token cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +21,13 @@ if TYPE_CHECKING:
 
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 PAST, PRESENT = "past_key_values.", "present."
-_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-}
 
 
 class DecoderSession:
     """A session whose caches, mask and positions are filled in; everything else is the session's own."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
-        self._filled = [value for value in session.get_inputs() if value.name != TOKENS]
+    def __init__(self, session: ort.InferenceSession, inputs: Sequence[TensorSpec]) -> None:
+        self._session, self._inputs = session, inputs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -50,9 +43,7 @@ class DecoderSession:
     def run(self, outputs: Sequence[str] | None, batch: Mapping[str, NDArray[Any]], *options: Any) -> list[Any]:
         """Run the graph on token ids `(batch, sequence)`; without names, return all outputs but the caches."""
         names = [value.name for value in self.get_outputs()] if outputs is None else list(outputs)
-        tokens = batch[TOKENS]
-        filled = {value.name: _fill(value, *tokens.shape) for value in self._filled}
-        return list(self._session.run(names, {**filled, **batch}, *options))
+        return list(self._session.run(names, fill_windows(batch, self._inputs), *options))
 
 
 def decoder_specs(vocabulary: int | None) -> tuple[TensorSpec, TensorSpec]:
@@ -97,19 +88,27 @@ class DecoderRunner:
         return call
 
 
-def hide_caches(session: ort.InferenceSession) -> Any:
-    """Return the session, as a `DecoderSession` if its graph has caches of keys and values."""
-    names = {value.name for value in session.get_inputs()}
-    has_caches = TOKENS in names and any(name.startswith(PAST) for name in names)
-    return DecoderSession(session) if has_caches else session
+def has_caches(inputs: Iterable[TensorSpec]) -> bool:
+    """Return True if a graph with these inputs takes token ids and caches of keys and values.
+
+    A stage of a run (`StagedRun`) does not: it declares no shapes, and is given all that it reads.
+    """
+    return any(one.name == TOKENS for one in inputs) and any(one.name.startswith(PAST) and one.shape for one in inputs)
 
 
-def _fill(value: Any, rows: int, length: int) -> NDArray[Any]:
-    """Return what an input holds for whole windows of tokens."""
-    if value.name == MASK:
+def fill_windows(batch: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec]) -> Arrays:
+    """Return a batch of whole windows of tokens, with what a decoder's other inputs hold; of other models as it is."""
+    if not has_caches(inputs):
+        return dict(batch)
+    rows, length = batch[TOKENS].shape
+    return {one.name: _filled(one, rows, length) for one in inputs if one.name != TOKENS} | dict(batch)
+
+
+def _filled(spec: TensorSpec, rows: int, length: int) -> NDArray[Any]:
+    if spec.name == MASK:
         return np.ones((rows, length), np.int64)
-    if value.name == POSITIONS:
+    if spec.name == POSITIONS:
         return np.tile(np.arange(length), (rows, 1))
     # Axes: batch, heads, tokens of the past, size of a head.
-    sizes = [rows if axis == 0 else size if isinstance(size, int) else 0 for axis, size in enumerate(value.shape)]
-    return np.zeros(sizes, _DTYPES[value.type])
+    sizes = [rows if axis == 0 else size if isinstance(size, int) else 0 for axis, size in enumerate(spec.shape)]
+    return np.zeros(sizes, spec.dtype)

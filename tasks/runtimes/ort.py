@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.runtimes.decoder_session import hide_caches
+from tasks.runtimes.decoder_session import DecoderSession, has_caches
 from tasks.runtimes.ort_gpu import load_libraries, why_missing
 from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
@@ -130,7 +130,8 @@ def open_session(
         from tasks.runtimes.shipped.model import assignment
 
         refuse_strays(assignment(session), settings.provider)
-    yield hide_caches(session)
+    inputs = [_spec(value) for value in session.get_inputs()]
+    yield DecoderSession(session, inputs) if has_caches(inputs) else session
 
 
 def with_mapped_weights(settings: SessionSettings, model: Path) -> SessionSettings:

@@ -180,16 +180,15 @@ def _split(tensors: list[str], sizes: Mapping[str, int], passing: float, budget:
     Raises:
         CandidateRefused: `unsupported`: a tensor alone does not fit.
     """
-
-    def refuse(name: str, needed: float) -> CandidateRefused:
-        return CandidateRefused(
-            kind="unsupported",
-            found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
-            expected=f"{needed / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
-            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set)",
-        )
-
-    return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget, refuse)
+    for name in tensors:
+        if sizes[name] + passing > budget:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{max(budget, 0) / 1e6:.1f} MB for the activations of calibration",
+                expected=f"{(sizes[name] + passing) / 1e6:.1f} MB, which one sample takes with {name!r} exposed",
+                fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set)",
+            )
+    return split_by_memory({name: sizes[name] for name in tensors}, dict.fromkeys(tensors, passing), budget)
 
 
 def _bytes_in_passing(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
+from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.calibrate.watched import open_watched, split_by_memory
+from tasks.ptq.graph.edits import scratch
 from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
@@ -61,9 +64,9 @@ def collect_grams(
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
     `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
-    runs once on the first batch to learn the shapes, then once over all batches for each group of tensors that fits in
-    `max_memory_mb` (1e6 bytes; neither the session nor the matrix files count). Sums are float64. No activation outlives
-    its batch. Padding rows count like others.
+    runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
+    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; neither the session nor the
+    matrix files count). Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -73,43 +76,67 @@ def collect_grams(
         return {}
     settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
     shapes = _shapes(model, tensors, next(iter(batches())), settings)
+    try:
+        return _in_stages(model, tensors, shapes, batches, settings, max_memory_mb)
+    except OSError as error:
+        size = 8e-6 * sum(channels**2 for channels in tensors.values())
+        raise CandidateRefused(
+            kind="infrastructure",
+            found=f"{tempfile.gettempdir()}: {error.strerror}",
+            expected=f"{size:.0f} MB of disk for Gram matrices, and room for the activations between two stages",
+            fix="free disk space, or set TMPDIR to a folder with more of it",
+        ) from error
+
+
+def _in_stages(
+    model: Path,
+    tensors: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    batches: Batches,
+    settings: SessionSettings,
+    max_memory_mb: float,
+) -> dict[str, Gram]:
     found: dict[str, Gram] = {}
-    for group in plan_passes(tensors, shapes, max_memory_mb):
-        sums = {name: _Sum(name, tensors[name]) for name in group}
-        with open_watched(model, group, settings) as watched:
-            for batch in batches():
-                for name, values in watched.run(batch).items():
+    with scratch() as folder:
+        run = StagedRun(onnx.load(model, load_external_data=False), model, tensors, batches(), folder, settings)
+        in_order = {name: tensors[name] for name in sorted(tensors, key=run.position)}
+        for group in plan_stages(in_order, shapes, max_memory_mb):
+            sums = {name: _Sum(name, tensors[name]) for name in group}
+            for batch in run.all_values(group, restart=run.position(group[-1]) + 1):
+                for name, values in batch.items():
                     sums[name].add(values)
-        found.update({name: total.gram() for name, total in sums.items()})
+            found.update({name: total.gram() for name, total in sums.items()})
     return found
 
 
-def plan_passes(
+def plan_stages(
     tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
 ) -> list[list[str]]:
     """Split the tensors, in order, into groups that each fit into `max_memory_mb`; `shapes` are those of one batch.
 
-    Until the pass ends, a tensor holds its values (counted as float32) and one sum per channel. While it is processed, it
-    also needs a block of rows as float64 and a block of rows of the matrix.
+    Until the stage ends, a tensor holds its values (counted as float32), one sum per channel and its matrix, which each batch
+    would write to the disk again if memory had no room for it. While it is processed, it also needs a block of rows as float64
+    and a block of rows of the matrix. A tensor that does not fit with its matrix has a stage of its own.
 
     Raises:
-        CandidateRefused: `unsupported`: a single tensor takes more than `max_memory_mb`.
+        CandidateRefused: `unsupported`: a single tensor takes more than `max_memory_mb` without its matrix.
     """
-    rows = {name: math.prod(shapes[name][:-1]) for name in tensors}
-    held = {name: 4.0 * rows[name] * k + 8 * k for name, k in tensors.items()}
-    at_work = {
-        name: 8.0 * k * (min(k, CHANNELS_AT_ONCE) + min(rows[name], ROWS_AT_ONCE)) for name, k in tensors.items()
-    }
-
-    def refuse(name: str, needed: float) -> CandidateRefused:
-        return CandidateRefused(
-            kind="unsupported",
-            found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
-            expected=f"at most {max_memory_mb:g} MB",
-            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq, which need none",
-        )
-
-    return split_by_memory(held, at_work, max_memory_mb * 1e6, refuse)
+    budget = max_memory_mb * 1e6
+    held, at_work = {}, {}
+    for name, channels in tensors.items():
+        rows = math.prod(shapes[name][:-1])
+        values = 4.0 * rows * channels + 8 * channels
+        at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
+        needed = values + at_work[name]
+        if needed > budget:
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
+                expected=f"at most {max_memory_mb:g} MB",
+                fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq without any",
+            )
+        held[name] = values + 8.0 * channels**2
+    return split_by_memory(held, at_work, budget)
 
 
 class _Sum:
@@ -154,18 +181,10 @@ class _Sum:
 
 def _in_file(channels: int) -> Floats:
     """Return a float64 matrix of zeros, `[channels, channels]`, in an unnamed temporary file."""
-    try:
-        with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
-            # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
-            os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
-            return np.memmap(file, np.float64, "r+", shape=(channels, channels))
-    except OSError as error:
-        raise CandidateRefused(
-            kind="infrastructure",
-            found=f"{tempfile.gettempdir()}: {error.strerror}",
-            expected=f"{8e-6 * channels * channels:.0f} MB of disk for the Gram matrix of {channels} channels",
-            fix="free disk space, or set TMPDIR to a folder with more of it",
-        ) from error
+    with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
+        # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
+        os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
+        return np.memmap(file, np.float64, "r+", shape=(channels, channels))
 
 
 def _shapes(

@@ -7,7 +7,6 @@ nodes read) lie in files, so that memory holds one batch of one stage at a time.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from tasks.ptq.calibrate.watched import WATCHING, open_watched
+from tasks.ptq.calibrate.watched import open_watched
 from tasks.ptq.graph.edits import dependent_tensors, initializers, names_read
-from validators.records.libraries import Libraries
+from tasks.runtimes.decoder_session import fill_windows
+from validators.graph.interfaces import spec_of
+from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 
@@ -36,23 +37,27 @@ class StagedRun:
         tensors: Iterable[str],
         batches: Iterable[Arrays],
         folder: Path,
-        libraries: Libraries = (),
+        settings: SessionSettings,
     ) -> None:
-        self._model, self._path, self._folder = model, path, folder
-        self._settings = replace(WATCHING, libraries=libraries)
+        self._model, self._path, self._folder, self._settings = model, path, folder, settings
         self._nodes = list(model.graph.node)
         self._maker = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
         self._depends = dependent_tensors(model.graph)
         self._needed = self._behind(tensors, ())
         # Per batch, each live tensor: the array itself, or the file that holds it.
-        self._live: list[dict[str, NDArray[Any] | Path]] = [dict(batch) for batch in batches]
+        inputs = [spec_of(value) for value in model.graph.input]
+        self._live: list[dict[str, NDArray[Any] | Path]] = [dict(fill_windows(batch, inputs)) for batch in batches]
 
     def position(self, tensor: str) -> int:
-        """Return the index of the node that computes a tensor."""
-        return self._maker[tensor]
+        """Return the index of the node that computes a tensor; -1 for an input."""
+        return self._maker.get(tensor, -1)
 
     def values(self, tensor: str, restart: int) -> Iterator[NDArray[Any]]:
-        """Compute a tensor batch by batch. The next stage starts at node `restart`, which must not decrease.
+        """Compute a tensor batch by batch, as `all_values`."""
+        return (found[tensor] for found in self.all_values([tensor], restart))
+
+    def all_values(self, tensors: Sequence[str], restart: int) -> Iterator[dict[str, NDArray[Any]]]:
+        """Compute tensors batch by batch. The next stage starts at node `restart`, which must not decrease.
 
         Raises:
             CandidateRefused: `invalid`: the runtime does not run the graph.
@@ -62,13 +67,18 @@ class StagedRun:
         read = {name for index in self._needed if index >= restart for name in names_read(self._nodes[index])}
         later = [name for name in read if name in self._depends and self._maker.get(name, -1) < restart]
         made = sorted(name for name in later if name not in self._live[0])
-        wanted = [*dict.fromkeys([tensor, *made])]
+        wanted = [*dict.fromkeys([*tensors, *made])]
+        # The runtime opens no session of a graph without nodes.
+        if all(name in self._live[0] for name in wanted):
+            for live in self._live:
+                yield {name: _read(live[name]) for name in tensors}
+            return
         with open_watched(self._path, wanted, self._settings, proto=self._stage(wanted)) as watched:
             # A sequence cannot be stored, so the stage is computed again.
             storable = all(watched.types[name].startswith("tensor(") for name in made)
             for index, live in enumerate(self._live):
                 values = watched.run({name: _read(value) for name, value in live.items() if name in watched.inputs})
-                yield values[tensor]
+                yield {name: values[name] for name in tensors}
                 if storable:
                     kept = {name: value for name, value in live.items() if name in later}
                     for name in live.keys() - kept:

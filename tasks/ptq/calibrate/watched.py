@@ -6,7 +6,7 @@ the size of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from onnx import helper
 
 from tasks.ptq.graph.edits import Names
 from tasks.runtimes.ort import open_session, run_outputs, with_mapped_weights
-from validators.errors import CandidateRefused
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -124,27 +123,18 @@ def _with_outputs(proto: onnx.ModelProto, outputs: Mapping[str, str], shapes: bo
     return content
 
 
-def split_by_memory(
-    held: Mapping[str, float],
-    at_work: Mapping[str, float],
-    budget: float,
-    refuse: Callable[[str, float], CandidateRefused],
-) -> list[list[str]]:
+def split_by_memory(held: Mapping[str, float], at_work: Mapping[str, float], budget: float) -> list[list[str]]:
     """Split tensors, in order, into groups of one pass each, within the budget (all numbers in bytes).
 
-    In a pass every tensor takes its `held` bytes until the end, and one tensor at a time takes its `at_work` bytes.
+    In a pass every tensor takes its `held` bytes until the end, and one tensor at a time takes its `at_work` bytes. A tensor
+    that exceeds the budget has a group of its own.
 
-    >>> split_by_memory({"a": 4, "b": 4, "c": 1}, {"a": 1, "b": 3, "c": 1}, 10, refuse=None)
+    >>> split_by_memory({"a": 4, "b": 4, "c": 1}, {"a": 1, "b": 3, "c": 1}, 10)
     [['a'], ['b', 'c']]
-
-    Raises:
-        CandidateRefused: a tensor alone exceeds the budget; `refuse` makes the error from its name and bytes.
     """
     groups: list[list[str]] = []
     total = working = 0.0
     for name, own in held.items():
-        if own + at_work[name] > budget:
-            raise refuse(name, own + at_work[name])
         if not groups or total + own + max(working, at_work[name]) > budget:
             groups.append([])
             total = working = 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.staged import StagedRun
+from tasks.ptq.calibrate.watched import WATCHING
 from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import initializers, name_nodes, operator_of, scratch, weight_input
 from tasks.ptq.graph.fuse_bias import bias_behind
 from validators.graph.stored import from_array, locate, save_model, to_array
 from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 log = logging.getLogger("quantgate")
@@ -69,10 +71,11 @@ def correct_bias(
     float_model, model = (onnx.load(path, load_external_data=False) for path in (source, variant))
     name_nodes(float_model.graph)
     layers, left = _find_layers(GraphView(float_model.graph), GraphView(model.graph))
-    expected = _expected_means(float_model, source, layers, batches, libraries)
+    settings = replace(WATCHING, libraries=libraries)
+    expected = _expected_means(float_model, source, layers, batches, settings)
     largest = {}
     with scratch() as folder:
-        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, libraries)
+        run = StagedRun(model, variant, [layer.output for layer in layers], batches, folder, settings)
         starts = {node.name: index for index, node in enumerate(model.graph.node)}
         for done, layer in enumerate(layers, 1):
             values = run.values(layer.output, restart=starts[layer.node])
@@ -91,12 +94,12 @@ def _expected_means(
     path: Path,
     layers: Sequence[_Layer],
     batches: Iterable[Arrays],
-    libraries: Libraries,
+    settings: SessionSettings,
 ) -> dict[str, NDArray[np.float64]]:
     """Return the mean of each layer's output channels in the float model, by output name."""
     axes = {layer.source_output: layer.channel_axis for layer in layers}
     with scratch() as folder:
-        run = StagedRun(model, path, axes, batches, folder, libraries)
+        run = StagedRun(model, path, axes, batches, folder, settings)
         order = sorted(axes, key=run.position)
         return {name: channel_mean(run.values(name, run.position(name) + 1), axes[name]) for name in order}
 

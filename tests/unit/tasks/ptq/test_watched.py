@@ -85,7 +85,7 @@ def test_a_tensor_that_is_not_there_is_refused(tiny: Tiny) -> None:
 def test_passes_hold_every_tensor_once_in_order_within_budget(sizes: list[tuple[int, int]], budget: int) -> None:
     """And no pass could have taken the first tensor of the next one."""
     held, at_work = ({str(place): size[which] for place, size in enumerate(sizes)} for which in (0, 1))
-    groups = split_by_memory(held, at_work, budget, lambda name, needed: pytest.fail(name))
+    groups = split_by_memory(held, at_work, budget)
 
     def taken(group: list[str]) -> int:
         return sum(held[name] for name in group) + max(at_work[name] for name in group)
@@ -95,9 +95,6 @@ def test_passes_hold_every_tensor_once_in_order_within_budget(sizes: list[tuple[
     assert all(taken([*group, after[0]]) > budget for group, after in itertools.pairwise(groups))
 
 
-def test_tensor_too_large_alone_is_refused_with_its_need() -> None:
-    def refuse(name: str, needed: float) -> CandidateRefused:
-        return CandidateRefused(kind="infrastructure", found=f"{name} {needed:g}", expected="less", fix="none")
-
-    with pytest.raises(CandidateRefused, match="b 11"):
-        split_by_memory({"a": 1, "b": 8}, {"a": 1, "b": 3}, 10, refuse)
+def test_tensor_too_large_has_a_pass_of_its_own() -> None:
+    held, at_work = {"a": 1, "b": 8, "c": 1}, {"a": 1, "b": 3, "c": 1}
+    assert split_by_memory(held, at_work, 10) == [["a"], ["b"], ["c"]]

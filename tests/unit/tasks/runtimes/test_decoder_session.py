@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from tasks.ptq.calibrate.staged import StagedRun
 from tasks.runtimes.decoder_session import DecoderSession
 from tasks.runtimes.ort import describe_inputs, describe_outputs, open_session, run_outputs
 from validators.records.run import SessionSettings
@@ -65,3 +66,16 @@ def test_a_graph_without_caches_is_as_it_is(tmp_path: Path) -> None:
     with open_session(graph(tmp_path / "model.onnx", caches=False), SETTINGS) as session:
         assert not isinstance(session, DecoderSession)
         assert [spec.name for spec in describe_inputs(session)] == ["input_ids", "attention_mask", "position_ids"]
+
+
+def test_later_stages_read_masks_positions_and_caches(tmp_path: Path) -> None:
+    """Whatever a stage reads that no node computed: the first has token ids alone, the last the cache alone."""
+    path = graph(tmp_path / "model.onnx")
+    ids = np.array([[10, 20, 30], [40, 50, 60]])
+    wanted = {"placed": [[10, 21, 32], [40, 51, 62]], "logits": [[11, 22, 33], [41, 52, 63]]}
+    run = StagedRun(onnx.load(path), path, [*wanted, "present.0.key"], [{"input_ids": ids}], tmp_path, SETTINGS)
+    for name, values in wanted.items():
+        (found,) = run.values(name, run.position(name) + 1)
+        assert found.tolist() == values
+    (cache,) = run.values("present.0.key", run.position("present.0.key") + 1)
+    assert cache.shape == (2, 2, 0, 4)
