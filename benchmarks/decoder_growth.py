@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save
-from process_memory import peaks_of
+from process_memory import limited, peaks_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 TOKENS, WINDOW, WINDOWS = 32_000, 128, 64
@@ -201,6 +201,7 @@ def step(name: str, root: Path) -> None:
 def run(
     billions: Annotated[list[float] | None, typer.Argument()] = None,
     variant: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(VARIANTS)}; all by default.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most memory in MB, cached files with it, of a step.")] = None,
 ) -> None:
     """Do all steps for each size, and write the figures; those of other sizes stay."""
     file = HERE / "results" / "decoder_growth.json"
@@ -210,9 +211,9 @@ def run(
             root = Path(folder)
             (root / "source").mkdir()
             make_source(root / "source", size)
-            figures[str(size)] = {}
+            figures[str(size)] = {"limit_mb": limit}
             for name in ("convert", "prepare", *(variant or VARIANTS)):
-                told = figures[str(size)][name] = _watched(name, root)
+                told = figures[str(size)][name] = _watched(name, root, limit)
                 if name in VARIANTS:
                     told["answer"] = _watched(f"{name}-answer", root)
                     shutil.rmtree(root / name, ignore_errors=True)
@@ -222,16 +223,16 @@ def run(
     save(HERE / "results", "decoder_growth", {"sizes": figures})
 
 
-def _watched(name: str, root: Path) -> dict[str, Any]:
+def _watched(name: str, root: Path, limit: int | None = None) -> dict[str, Any]:
     """Seconds and peaks of a step in a process of its own, and what it prints last."""
-    with (root / "said").open("w+") as said:
+    with (root / "said").open("w+") as said, limited(limit) as join:
         words = [sys.executable, __file__, "step", name, str(root)]
-        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, preexec_fn=join)
         told = peaks_of(process)
         said.seek(0)
         text = said.read()
     if process.returncode:
-        raise SystemExit(text[-3000:])
+        raise SystemExit(f"{name} ended with {process.returncode}: {text[-3000:]}")
     return told | (json.loads(text.splitlines()[-1]) if name in VARIANTS else {})
 
 

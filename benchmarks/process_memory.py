@@ -1,12 +1,18 @@
-"""Memory of a process and its children, watched from outside."""
+"""Memory of a process and its children, watched from outside, and a hard limit on it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import psutil
+
+GROUPS = Path("/sys/fs/cgroup")
 
 SAMPLE_SECONDS = 0.05
 
@@ -23,3 +29,26 @@ def peaks_of(process: subprocess.Popen[bytes]) -> dict[str, float]:
         time.sleep(SAMPLE_SECONDS)
     seconds = time.perf_counter() - start
     return {"seconds": round(seconds, 1), "own_mb": round(own / 1e6, 1), "resident_mb": round(resident / 1e6, 1)}
+
+
+@contextmanager
+def limited(megabytes: int | None) -> Iterator[Callable[[], None] | None]:
+    """Yield what a child process calls first so that it and its children end by the kernel's hand beyond this memory.
+
+    The limit covers cached pages of files too, which the kernel takes back first. It is a control group, which root can make.
+    """
+    if megabytes is None:
+        yield None
+        return
+    old = (GROUPS / "memory").is_dir()
+    group = GROUPS / "memory" / "quantgate" if old else GROUPS / "quantgate"
+    group.mkdir(exist_ok=True)
+    (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(megabytes * 1_000_000))
+    try:
+        yield partial(_join, group)
+    finally:
+        group.rmdir()
+
+
+def _join(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
