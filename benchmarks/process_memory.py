@@ -36,6 +36,7 @@ def limited(megabytes: int | None) -> Iterator[Callable[[], None] | None]:
     """Yield what a child process calls first so that it and its children end by the kernel's hand beyond this memory.
 
     The limit covers cached pages of files too, which the kernel takes back first. It is a control group, which root can make.
+    Pages that are cached already would count for nobody: they are dropped.
     """
     if megabytes is None:
         yield None
@@ -43,6 +44,8 @@ def limited(megabytes: int | None) -> Iterator[Callable[[], None] | None]:
     old = (GROUPS / "memory").is_dir()
     group = GROUPS / "memory" / "quantgate" if old else GROUPS / "quantgate"
     group.mkdir(exist_ok=True)
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
     (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(megabytes * 1_000_000))
     try:
         yield partial(_join, group)
