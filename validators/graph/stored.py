@@ -128,9 +128,12 @@ def from_array(array: NDArray[Any], name: str) -> onnx.TensorProto:
         if spill is not None:
             spill.kept += array.nbytes
         return numpy_helper.from_array(array, name)
-    made = numpy_helper.from_array(array, name)
-    content = np.frombuffer(made.raw_data, np.uint8)
-    made.ClearField("raw_data")
+    if array.dtype.isbuiltin == 1:
+        made = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    else:  # numbers of less than a byte are packed
+        made = numpy_helper.from_array(array, name)
+        content = _content(made)
     _place(made, spill.file.name, *_write(content, spill.file))
     spill.file.flush()
     return made

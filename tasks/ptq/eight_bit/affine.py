@@ -89,7 +89,7 @@ def fit_weight(
     >>> fit_weight(np.array([[127.0, 1.0], [-254.0, 0.0]], np.float32), 0).tolist()
     [1.0, 2.0]
     """
-    return _as_scale(np.maximum(_amax(weight, channel_axis) / WEIGHT_LIMIT[bits], smallest), weight.dtype)
+    return _as_scale(np.maximum(largest_magnitudes(weight, channel_axis) / WEIGHT_LIMIT[bits], smallest), weight.dtype)
 
 
 def store_weight(
@@ -97,8 +97,9 @@ def store_weight(
 ) -> NDArray[np.int8]:
     """Quantize a float weight to INT8, in its shape, with zero point 0; `scales` as `fit_weight` returns them."""
     limit = WEIGHT_LIMIT[bits]
-    rounded = np.rint(weight.astype(np.float32) / _along(scales, weight.ndim, channel_axis).astype(np.float32))
-    return np.clip(rounded, -limit, limit).astype(np.int8)
+    quotients = _quotients(weight, scales, channel_axis)
+    np.rint(quotients, out=quotients)
+    return np.clip(quotients, -limit, limit, out=quotients).astype(np.int8)
 
 
 def read_weight(stored: NDArray[np.int8], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
@@ -141,7 +142,7 @@ def fit_e4m3_weight(weight: NDArray[Any], channel_axis: int | None) -> NDArray[A
     >>> fit_e4m3_weight(np.array([[448.0, 1.0], [-896.0, 0.0]], np.float32), 0).tolist()
     [1.0, 2.0]
     """
-    return fit_e4m3(_amax(weight, channel_axis), weight.dtype)
+    return fit_e4m3(largest_magnitudes(weight, channel_axis), weight.dtype)
 
 
 def store_e4m3(weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None) -> NDArray[Any]:
@@ -149,14 +150,19 @@ def store_e4m3(weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | N
 
     A scale that float16 rounds down leaves quotients slightly above 448, far below 464, where the format rounds to NaN.
     """
-    quotients = weight.astype(np.float32) / _along(scales, weight.ndim, channel_axis).astype(np.float32)
-    return np.asarray(quotients.astype(E4M3))
+    return np.asarray(_quotients(weight, scales, channel_axis).astype(E4M3))
 
 
-def _amax(weight: NDArray[Any], channel_axis: int | None) -> NDArray[np.float64]:
-    """Return the largest magnitude of a weight, or of each slice along an axis."""
+def _quotients(weight: NDArray[Any], scales: NDArray[Any], channel_axis: int | None) -> NDArray[np.float32]:
+    """Return the weight over its scales: the one array of its size that storing takes."""
+    return np.asarray(np.divide(weight, _along(scales, weight.ndim, channel_axis), dtype=np.float32))
+
+
+def largest_magnitudes(weight: NDArray[Any], channel_axis: int | None) -> NDArray[np.float64]:
+    """Return the largest magnitude of a weight, or of each slice along an axis, without a copy of the weight."""
     others = None if channel_axis is None else tuple(axis for axis in range(weight.ndim) if axis != channel_axis)
-    return np.asarray(np.abs(weight.astype(np.float64)).max(axis=others, initial=0.0))
+    highest, lowest = weight.max(axis=others, initial=0.0), weight.min(axis=others, initial=0.0)
+    return np.asarray(np.maximum(highest, -lowest, dtype=np.float64))
 
 
 def _as_scale(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:

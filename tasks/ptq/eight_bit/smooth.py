@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from tasks.ptq.calibrate.watched import watch
-from tasks.ptq.eight_bit.affine import fit_range, fit_weight, read_weight, store_weight
+from tasks.ptq.eight_bit.affine import fit_range, fit_weight, largest_magnitudes, read_weight, store_weight
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import Names, attribute, drop_unused_initializers, operator_of
+from tasks.ptq.weight_only.int4_grid import column_chunks
 from validators.graph.stored import load_model, save_model, spilling, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -168,13 +169,15 @@ def output_error(
     rows = fit.read(fit.store(seen.rows / factors))
     missed, whole = 0.0, 0.0
     for weight in weights:
-        scaled = (weight * factors[:, None]).astype(np.float32)
-        scales = fit_weight(scaled, 1)
-        exact = seen.rows @ weight.astype(np.float32)
-        missed += float(
-            np.square(rows @ read_weight(store_weight(scaled, scales, 1), scales, 1) - exact).sum(dtype=float)
-        )
-        whole += float(np.square(exact).sum(dtype=float))
+        for columns in column_chunks(weight.shape[1]):
+            part = weight[:, columns].astype(np.float32, copy=False)
+            scaled = by_factors(np.multiply, part, factors[:, None])
+            scales = fit_weight(scaled, 1)
+            exact = seen.rows @ part
+            missed += float(
+                np.square(rows @ read_weight(store_weight(scaled, scales, 1), scales, 1) - exact).sum(dtype=float)
+            )
+            whole += float(np.square(exact).sum(dtype=float))
     return missed / whole if whole else 0.0
 
 
@@ -185,7 +188,7 @@ def _search(
 
     On the rows that set them, even useless factors lower the error when rows are few.
     """
-    weight_amax = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
+    weight_amax = np.max([largest_magnitudes(weight, 0) for weight in weights], axis=0)
     one, other = seen.halves if len(seen.halves) == 2 else (seen, seen)
 
     def factors_of(part: ChannelStatistics, alpha: float | None) -> Vector:
@@ -241,7 +244,8 @@ def multiply_rows(view: GraphView, layers: Iterable[onnx.NodeProto], factors: Ve
     for node in layers:
         transposed = attribute(node, "transB", 0)
         weight = to_array(view.constants[node.input[1]])
-        set_constant(view.graph, node, 1, weight * (factors if transposed else factors[:, None]), weight.dtype)
+        values = by_factors(np.multiply, weight, factors if transposed else factors[:, None])
+        set_constant(view.graph, node, 1, values, weight.dtype)
 
 
 def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
@@ -293,8 +297,13 @@ def _divide(view: GraphView, node: onnx.NodeProto, indices: Iterable[int], facto
         axis = -factors.ndim
         if values.ndim < factors.ndim or values.shape[axis] != len(factors):
             return None
-        edits.append((node, index, (values / factors).astype(values.dtype)))
+        edits.append((node, index, by_factors(np.divide, values, factors)))
     return edits
+
+
+def by_factors(operation: np.ufunc, values: NDArray[Any], factors: Vector) -> NDArray[Any]:
+    """Return `operation(values, factors)` in the dtype of the values, computed in float64 without a float64 copy."""
+    return np.asarray(operation(values, factors, out=np.empty_like(values), casting="unsafe"))
 
 
 def set_constant(graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any], dtype: Any) -> None:

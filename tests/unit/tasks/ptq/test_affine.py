@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,3 +167,28 @@ def test_stored_numbers_are_those_of_the_runtime(kind: ActivationType) -> None:
     y, q = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_array_equal(fit.store(x), q)
     np.testing.assert_array_equal(fit.read(fit.store(x)), y)
+
+
+LARGE = """
+import resource, sys
+import numpy as np
+from tasks.ptq.eight_bit import affine
+from tasks.ptq.eight_bit.smooth import by_factors
+
+weight = np.memmap(sys.argv[1], np.float32, "r", shape=(4096, 8192))
+small = weight[:8]
+affine.store_e4m3(small, affine.fit_e4m3_weight(small, 1), 1)
+free = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (free + 185_000_000,) * 2)
+assert affine.store_weight(weight, affine.fit_weight(weight, 1), 1).nbytes == 4096 * 8192
+assert affine.store_e4m3(weight, affine.fit_e4m3_weight(weight, 1), 1).nbytes == 4096 * 8192
+assert by_factors(np.multiply, weight, np.ones((4096, 1))).nbytes == 4 * 4096 * 8192
+"""
+
+
+def test_a_large_weight_is_copied_once(tmp_path: Path) -> None:
+    """134 MB that lie in a file, with room for 185 MB; the kernel counts what no file backs."""
+    np.ones((4096, 8192), np.float32).tofile(tmp_path / "weight")
+    words = [sys.executable, "-c", LARGE, str(tmp_path / "weight")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
