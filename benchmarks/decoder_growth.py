@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,7 +24,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "support")]
 
 from calibration_figures import save
-from process_memory import limited, peaks_of
+from process_memory import run_step
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 TOKENS, WINDOW, WINDOWS = 32_000, 128, 64
@@ -213,27 +212,14 @@ def run(
             make_source(root / "source", size)
             figures[str(size)] = {"limit_mb": limit}
             for name in ("convert", "prepare", *(variant or VARIANTS)):
-                told = figures[str(size)][name] = _watched(name, root, limit)
+                told = figures[str(size)][name] = run_step(__file__, name, root, limit)
                 if name in VARIANTS:
-                    told["answer"] = _watched(f"{name}-answer", root)
+                    told["answer"] = run_step(__file__, f"{name}-answer", root, None)
                     shutil.rmtree(root / name, ignore_errors=True)
                 print(size, name, told, flush=True)
                 if name == "convert":
                     shutil.rmtree(root / "source")
     save(HERE / "results", "decoder_growth", {"sizes": figures})
-
-
-def _watched(name: str, root: Path, limit: int | None = None) -> dict[str, Any]:
-    """Seconds and peaks of a step in a process of its own, and what it prints last."""
-    with (root / "said").open("w+") as said, limited(limit) as join:
-        words = [sys.executable, __file__, "step", name, str(root)]
-        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, preexec_fn=join)
-        told = peaks_of(process)
-        said.seek(0)
-        text = said.read()
-    if process.returncode:
-        raise SystemExit(f"{name} ended with {process.returncode}: {text[-3000:]}")
-    return told | (json.loads(text.splitlines()[-1]) if name in VARIANTS else {})
 
 
 if __name__ == "__main__":

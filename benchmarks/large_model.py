@@ -1,37 +1,47 @@
 """A model of more than 2 GB through every pass: that each works, and what memory it takes.
 
-    python benchmarks/large_model.py [--width 16384 --depth 12288] [PASS ...]
+    python benchmarks/large_model.py run [--limit 3000] [static ...]
 
 Three MatMuls with biases and random weights, 2.4 GB of float32 with external data, in a temporary folder (`TMPDIR`) that
-needs 12 GB; 12 GB of memory. Each pass goes through `tasks.engines.variants`, as in a run; its variant is compared with the
-source. Prints a line a pass: the peak of this process's memory in it, the bytes of what it made, and the relative error.
+needs 12 GB. Each pass goes through `tasks.engines.variants`, as in a run, in a process of its own; its variant is then compared
+with the source. Writes `results/large_model.json`.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
+import json
+import sys
 import tempfile
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import onnx
+import typer
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.engines.variants import make_variant
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from calibration_figures import save
+from process_memory import run_step
+
+from tasks.engines.variants import make_variant, session_settings
 from tasks.measure.inventory import this_processor
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
-from tasks.ptq.graph.edits import gather_weights, model_bytes
+from tasks.ptq.graph.edits import gather_weights
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.runtimes.ort import open_session, run_outputs
+from tasks.runtimes.ort import open_session, run_outputs, with_mapped_weights
 from validators.job.candidate_name import decode
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Arrays, Samples
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+WIDTH, DEPTH = 16384, 12288
 SETTINGS = SessionSettings("CPUExecutionProvider", 2).without_spinning()
 VARIANTS = {
     "static": "int8-static-minmax-pc@ort-cpu",
@@ -39,7 +49,7 @@ VARIANTS = {
     "dynamic": "int8-dynamic-pc@ort-cpu",
     "int4": "int4-g32-rtn@ort-cpu",
     "fp8": "fp8-amax-pc@ort-cpu",
-    "smooth": "int8-static-minmax-pc-smooth@ort-cpu",
+    "smooth-static": "int8-static-minmax-pc-smooth@ort-cpu",
 }
 
 
@@ -69,41 +79,47 @@ def write_model(path: Path, width: int, depth: int) -> None:
 
 
 class Large:
-    """The model and what passes start from, each made on first use."""
+    """The model and what passes start from, each in a file of its own."""
 
-    def __init__(self, folder: Path, width: int) -> None:
-        self.folder, self.source = folder, folder / "source.onnx"
-        x = np.random.default_rng(1).normal(size=(16, width)).astype(np.float32)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.source, self.prepared = folder, folder / "source.onnx", folder / "prepared.onnx"
+        x = np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32)
         self.samples = Samples(DataFile(self.source, "", len(x)), {"x": x}, None, {})
-        self.probe: Arrays = {"x": np.random.default_rng(2).normal(size=(4, width)).astype(np.float32)}
+        self.probe: Arrays = {"x": np.random.default_rng(2).normal(size=(4, WIDTH)).astype(np.float32)}
 
-    @property
-    def prepared(self) -> Path:
-        return self.folder / "prepared.onnx"
+    def gather(self) -> None:
+        """Write what somebody registers, and make the source of it."""
+        write_model(self.folder / "registered.onnx", WIDTH, DEPTH)
+        gather_weights(self.folder / "registered.onnx", self.source)
+        for file in self.folder.glob("*.bin"):
+            file.unlink()
+
+    def prepare(self) -> None:
+        """Make the graph that all passes start from."""
+        prepare_graph(self.source, self.prepared)
+
+    def smooth(self) -> None:
+        """Make the smoothed graph."""
+        seen = read_channels(self.prepared, self.samples.batches(8))
+        ways = [one.way for one in smooth(self.prepared, self.folder / "smoothed.onnx", seen, symmetric=False).values()]
+        (self.folder / "ways.json").write_text(json.dumps(ways))
 
     @cached_property
     def smoothed(self) -> SmoothedGraph:
-        seen = read_channels(self.prepared, self.samples.batches(8))
-        ways = [one.way for one in smooth(self.prepared, self.folder / "smoothed.onnx", seen, symmetric=False).values()]
+        """The smoothed graph, and how often its factors were folded into other constants."""
+        ways = json.loads((self.folder / "ways.json").read_text())
         return SmoothedGraph(self.folder / "smoothed.onnx", ways.count("folded"), ways.count("multiplied"))
 
     def statistics(self, of_smoothed: bool) -> Path:
+        """The ranges of the activations, in a file that the first call makes."""
         graph = self.smoothed.path if of_smoothed else self.prepared
         path = graph.with_suffix(".npz")
         if not path.exists():
             calibrate(graph, self.samples, path, threads=2, max_memory_mb=500)
         return path
 
-    @cached_property
-    def outputs(self) -> np.ndarray:
-        return self.run(self.prepared, SETTINGS)
-
-    def run(self, model: Path, settings: SessionSettings) -> np.ndarray:
-        with open_session(model, settings.without_spinning()) as session:
-            return run_outputs(session, self.probe, [session.get_outputs()[0].name])[0]
-
-    def make(self, name: str) -> str:
-        """Make a candidate, hold it against the source, and leave nothing of it."""
+    def make(self, name: str) -> None:
+        """Make a candidate."""
         materials = Materials(
             prepared=lambda: self.prepared,
             fused=lambda: self.prepared,
@@ -114,47 +130,58 @@ class Large:
             grams=lambda *_: {},
             processor=this_processor(),
         )
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            variant = make_variant(decode(name), materials, Path(folder), threads=2)
-            made = peak_mb()
-            error = self.run(variant.path, variant.session) - self.outputs
-            lost = float(np.sqrt(np.square(error).mean() / np.square(self.outputs).mean()))
-            return f"{made:,.0f} MB to make it, {variant.size_bytes / 1e6:,.0f} MB on disk, relative error {lost:.4f}"
+        (self.folder / name).mkdir()
+        variant = make_variant(decode(VARIANTS[name]), materials, self.folder / name, threads=2)
+        print(json.dumps({"file_mb": round(variant.size_bytes / 1e6)}))
+
+    def compare(self, name: str) -> None:
+        """Tell the relative error of a candidate's answers."""
+        wanted = self._answer(self.prepared, SETTINGS)
+        path = next((self.folder / name).rglob("*.onnx"))
+        error = self._answer(path, session_settings(decode(VARIANTS[name]), 2)) - wanted
+        print(
+            json.dumps({"relative_error": round(float(np.sqrt(np.square(error).mean() / np.square(wanted).mean())), 4)})
+        )
+
+    def _answer(self, model: Path, settings: SessionSettings) -> np.ndarray:
+        with open_session(model, with_mapped_weights(settings.without_spinning(), model)) as session:
+            return run_outputs(session, self.probe, [session.get_outputs()[0].name])[0]
 
 
-def peak_mb() -> float:
-    """The most memory that the process took since the last call; in files that it maps, which the system may drop, too."""
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    Path("/proc/self/clear_refs").write_text("5")
-    return int(peak.group(1)) * 1024 / 1e6 if peak else float("nan")
+@app.command()
+def step(name: str, root: Path) -> None:
+    """Do one step in this process."""
+    large = Large(root)
+    steps: dict[str, Callable[[], object]] = {
+        "gather": large.gather,
+        "prepare": large.prepare,
+        "calibrate": lambda: large.statistics(False),
+        "smooth": large.smooth,
+        "calibrate smoothed": lambda: large.statistics(True),
+    }
+    steps |= {one: partial(large.make, one) for one in VARIANTS}
+    steps |= {f"{one}, error": partial(large.compare, one) for one in VARIANTS}
+    steps[name]()
 
 
-def main() -> None:
+@app.command()
+def run(
+    passes: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(VARIANTS)}; all by default.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Most memory in MB, cached files with it, of a step.")] = None,
+) -> None:
     """Every pass, or those that are named, after what all of them need."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("passes", nargs="*", help=f"of {', '.join(VARIANTS)}; all if none is given")
-    parser.add_argument("--width", type=int, default=16384)
-    parser.add_argument("--depth", type=int, default=12288)
-    given = parser.parse_args()
+    names = passes or list(VARIANTS)
+    figures: dict[str, Any] = {"limit_mb": limit}
     with tempfile.TemporaryDirectory(prefix="quantgate-large-") as path:
-        folder = Path(path)
-        large = Large(folder, given.width)
-        write_model(folder / "registered.onnx", given.width, given.depth)
-        steps: dict[str, Callable[[], object]] = {
-            "gather": lambda: gather_weights(folder / "registered.onnx", large.source),
-            "drop": lambda: [file.unlink() for file in folder.glob("*.bin")],
-            "prepare": lambda: prepare_graph(large.source, large.prepared),
-            "run": lambda: large.outputs.shape,
-            "calibrate": lambda: large.statistics(False),
-        }
-        steps |= {name: lambda name=name: large.make(VARIANTS[name]) for name in given.passes or VARIANTS}
-        for name, step in steps.items():
-            peak_mb()
-            said = step()
-            print(f"{name}: peak {peak_mb():,.0f} MB; {said if isinstance(said, str) else ''}", flush=True)
-            if name == "gather":
-                print(f"source: {model_bytes(large.source) / 1e6:,.0f} MB")
+        root = Path(path)
+        before = ["gather", "prepare", "calibrate"] + ["smooth", "calibrate smoothed"] * ("smooth-static" in names)
+        for name in [*before, *names]:
+            figures[name] = run_step(__file__, name, root, limit)
+            if name in names:
+                figures[name] |= {"relative_error": run_step(__file__, f"{name}, error", root, None)["relative_error"]}
+            print(name, figures[name], flush=True)
+    save(HERE / "results", "large_model", figures)
 
 
 if __name__ == "__main__":
-    main()
+    app()

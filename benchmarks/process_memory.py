@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,8 +34,25 @@ def peaks_of(process: subprocess.Popen[bytes]) -> dict[str, float]:
     return {"seconds": round(seconds, 1), "own_mb": round(own / 1e6, 1), "resident_mb": round(resident / 1e6, 1)}
 
 
+def run_step(script: str, name: str, root: Path, limit: int | None) -> dict[str, Any]:
+    """Run `script step NAME ROOT` in a process of its own, within a limit; return its peaks and seconds, and what it tells.
+
+    What it tells is a dictionary, the last line that it prints, as JSON.
+    """
+    with (root / "said").open("w+") as said, _limited(limit) as join:
+        words = [sys.executable, script, "step", name, str(root)]
+        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, preexec_fn=join)
+        peaks = peaks_of(process)
+        said.seek(0)
+        text = said.read().strip()
+    if process.returncode:
+        raise SystemExit(f"{name} ended with {process.returncode}: {text[-3000:]}")
+    last = text.rpartition("\n")[2]
+    return peaks | (json.loads(last) if last.startswith("{") else {})
+
+
 @contextmanager
-def limited(megabytes: int | None) -> Iterator[Callable[[], None] | None]:
+def _limited(megabytes: int | None) -> Iterator[Callable[[], None] | None]:
     """Yield what a child process calls first so that it and its children end by the kernel's hand beyond this memory.
 
     The limit covers cached pages of files too, which the kernel takes back first. It is a control group, which root can make.
