@@ -220,6 +220,28 @@ def run(
                 if name == "convert":
                     shutil.rmtree(root / "source")
     save(HERE / "results", "decoder_growth", {"sizes": figures})
+    draw(figures)
+
+
+def draw(sizes: dict[str, Any]) -> None:
+    """Memory and time of each step by the size of the model, as `decoder_growth.png`."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10.5, 3.6), layout="constrained")
+    counts = sorted(sizes, key=float)
+    for axis, key, label in zip(axes, ("own_mb", "seconds"), ("own memory, GB", "seconds"), strict=True):
+        for step, marker in zip(("convert", "prepare", *VARIANTS), "osv^Dx*", strict=True):
+            told = [(float(count), sizes[count][step][key]) for count in counts if step in sizes[count]]
+            scale = 1e-3 if key == "own_mb" else 1
+            name = VARIANTS.get(step, step).partition("@")[0] + (" (OpenVINO)" if step == "int4-openvino" else "")
+            axis.plot([one for one, _ in told], [scale * one for _, one in told], marker=marker, label=name)
+        axis.set(xscale="log", xlabel="billions of weights", ylabel=label)
+        axis.set_xticks([float(count) for count in counts], counts)
+        axis.minorticks_off()
+        axis.set_ylim(bottom=0)
+    axes[1].set(yscale="log", ylim=(1, None))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(HERE / "results" / "decoder_growth.png", dpi=150)
 
 
 if __name__ == "__main__":
