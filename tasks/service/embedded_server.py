@@ -77,7 +77,7 @@ def on_server() -> Iterator[None]:
     Raises:
         InfrastructureError: the started server ended, or does not answer in time; StorageFull if the disk is the cause.
     """
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     if not _started or PREFECT_API_URL.value():
         yield
@@ -90,5 +90,7 @@ def on_server() -> Iterator[None]:
             fix="read what it printed above; run again; if a later version of Prefect wrote the database (Can't locate "
             "revision), move the folder `prefect` away: it holds the history of flow runs alone",
         )
-    with temporary_settings({PREFECT_API_URL: f"http://{HOST}:{_started[0].port}/api"}):
+    # Heartbeats tell a service that a run is dead; this server ends with it, and their thread would delay its end by a second.
+    address = f"http://{HOST}:{_started[0].port}/api"
+    with temporary_settings({PREFECT_API_URL: address, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
