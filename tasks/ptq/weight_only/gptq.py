@@ -26,6 +26,9 @@ from tasks.ptq.weight_only.int4_grid import (
 # Share of the Hessian's mean diagonal that is added to it (section 3.3, step 3). It suits some hundreds of samples. With 64
 # samples of 48 tokens, ten times as much left 5 % to 22 % less error on other samples in five of six layers of MiniLM-L6.
 DAMPING = 0.01
+# Channels between two products that bring errors to all later ones: the paper's 128. Of 4,096 channels, runs of 32 took twice
+# the time for the same codes.
+CHANNELS_AT_ONCE = 128
 
 
 def gptq(weight: NDArray[Any], gram: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
@@ -90,13 +93,13 @@ def _compensated(
 ) -> NDArray[np.uint8]:
     """Return the codes on the grid (uint8 `[K, N]`, in the order of the given rows); `weight` is modified.
 
-    Channels are processed in runs of one block. Within a run, errors are applied when a channel is reached; all later
-    channels get them in one product (the paper's lazy batch updates, section 3.3, step 2).
+    Channels are processed in runs. Within a run, errors are applied when a channel is reached; all later channels get them in
+    one product (the paper's lazy batch updates, section 3.3, step 2).
     """
     rows, columns = weight.shape
     codes = np.empty(weight.shape, np.uint8)
-    for start in range(0, rows, block_size):
-        stop = min(start + block_size, rows)
+    for start in range(0, rows, CHANNELS_AT_ONCE):
+        stop = min(start + CHANNELS_AT_ONCE, rows)
         errors = np.empty((stop - start, columns))
         for row in range(start, stop):
             carried = weight[row] - factor[start:row, row] @ errors[: row - start]
