@@ -88,12 +88,15 @@ def wait_until(
 class Stack:
     """The servers below one folder; `postgres` puts MLflow and Prefect on it, `s3` MLflow's artifacts.
 
+    `host` is the address of MLflow, Prefect and S3: another one than loopback for workers with a network of their own.
+
     Every process leads a group of its own: `kill` ends it with all that it started. None outlives a test that is killed.
     """
 
     root: Path
     on_postgres: bool = False
     on_s3: bool = False
+    host: str = "127.0.0.1"
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -105,17 +108,17 @@ class Stack:
     @property
     def api(self) -> str:
         """Prefect's address."""
-        return f"http://127.0.0.1:{self.port('prefect')}/api"
+        return f"http://{self.host}:{self.port('prefect')}/api"
 
     @property
     def registry(self) -> str:
         """MLflow's address."""
-        return f"http://127.0.0.1:{self.port('mlflow')}"
+        return f"http://{self.host}:{self.port('mlflow')}"
 
     @property
     def endpoint(self) -> str:
         """The S3 server's address."""
-        return f"http://127.0.0.1:{self.port('s3')}"
+        return f"http://{self.host}:{self.port('s3')}"
 
     def port(self, name: str) -> int:
         """The port of a server, the same for as long as the stack is."""
@@ -167,14 +170,14 @@ class Stack:
 
     def start_prefect(self) -> None:
         """A Prefect server, on PostgreSQL where the stack is."""
-        database = {}
+        extra = {"QUANTGATE_PREFECT_HOSTS": self.host}
         if self.on_postgres:
             url = f"postgresql+asyncpg://{POSTGRES_USER}@127.0.0.1:{self._postgres()}/prefect"
-            database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}
+            extra["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
         else:
             lend_prefect(self.root / "prefect")
-        arguments = ("uvicorn", "--factory", "tasks.service.prefect_app:create_app")
-        server = self.start_python("prefect", *arguments, "--port", str(self.port("prefect")), **database)
+        arguments = ("uvicorn", "--factory", "tasks.service.prefect_app:create_app", "--host", self.host)
+        server = self.start_python("prefect", *arguments, "--port", str(self.port("prefect")), **extra)
         wait_until(lambda: answers(f"{self.api}/health"), server)
 
     def start_mlflow(self, **extra: str) -> None:
@@ -190,7 +193,7 @@ class Stack:
                 self.start_s3()
             artifacts = f"s3://{BUCKET}/mlflow"
         arguments = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts]
-        arguments += ["--host", "127.0.0.1", "--port", str(self.port("mlflow")), "--workers", "1"]
+        arguments += ["--host", self.host, "--port", str(self.port("mlflow")), "--workers", "1"]
         server = self.start_python("mlflow", *arguments, **({"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"} | extra))
         wait_until(lambda: answers(f"{self.registry}/health"), server)
 
@@ -202,7 +205,7 @@ class Stack:
         identity = {"name": "test", "credentials": [rights], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
         config = folder / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
-        command = [str(Path(sys.executable).with_name("weed")), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        command = [str(Path(sys.executable).with_name("weed")), "server", f"-ip={self.host}", f"-ip.bind={self.host}"]
         command += [f"-dir={folder}", "-filer", "-s3", f"-s3.config={config}", f"-s3.port={self.port('s3')}"]
         command += [f"-{part}.port={self.port(f's3-{part}')}" for part in ("master", "volume", "filer")]
         command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=64", "-s3.port.iceberg=0"]
