@@ -1,7 +1,7 @@
 """Workers of the service.
 
 A target's worker publishes its inventory and takes the steps that runs hand to its pool, one at a time. A worker of the pool
-`quantgate` takes the runs themselves, and the other deployments.
+`quantgate` takes the runs themselves, one at a time if they measure in their own process, and the other deployments.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,11 +19,14 @@ from flows.service.describe import target_rows
 from flows.service.serve import Ready
 from tasks.engines.catalog import absent_engines
 from tasks.measure.inventory import take_inventory
-from tasks.run.settings import check_server
+from tasks.run.settings import check_server, hands_to_workers
 from validators.child_environment import run_environment
 from validators.errors import InfrastructureError, JobError
 from validators.records.run import Inventory
 from validators.targets import target_names
+
+if TYPE_CHECKING:
+    from prefect.workers.process import ProcessWorker
 
 ENTRYPOINT = "flows.target_step.candidate"
 
@@ -36,6 +40,8 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console, r
     """
     inventory = check_worker(target)
     _settle(state)
+
+    from prefect.workers.process import ProcessWorker
 
     from flows.target_step import candidate
     from tasks.workers.device_limits import limit_of
@@ -51,7 +57,7 @@ def serve_worker(state: Path, target: str, pool: str | None, console: Console, r
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     ready({"target": target, "device": inventory.device_key, "pool": pool, "worker": name})
     # One at a time: another candidate's computation would distort the measured latency.
-    _take_work(pool, name, 1, console)
+    _take_work(pool, console, ProcessWorker(work_pool_name=pool, name=name, limit=1))
 
 
 def serve_runs(state: Path, console: Console, ready: Ready) -> None:
@@ -63,16 +69,23 @@ def serve_runs(state: Path, console: Console, ready: Ready) -> None:
     """
     check_server("that runs hand their work to")
     _settle(state)
-    from tasks.workers.run_pool import POOL, check_process_pool
+    from prefect.workers.process import ProcessWorker
+
+    from tasks.workers.run_pool import OTHERS_QUEUE, POOL, RUNS_QUEUE, check_process_pool
     from tasks.workers.target_pool import host_name
 
     check_process_pool()
-    console.print(f"pool    {POOL}, as much as it and its queues allow", highlight=False, markup=False)
+    # The queue's limit counts the runs of all machines: without one of its own, the first worker that asks takes them all.
+    limit = None if hands_to_workers() else 1
+    runs = "as many runs as its queue allows" if limit is None else "one run at a time"
+    console.print(f"pool    {POOL}, {runs}, and its other flows", highlight=False, markup=False)
     name = f"quantgate-worker-{host_name()}-runs-{os.getpid()}"
     ready({"pool": POOL, "worker": name})
-    # No limit: a worker with one exits ("this borrower is already holding one of this CapacityLimiter's tokens",
-    # Prefect 3.8.8) when a run is retried within a second of losing its process.
-    _take_work(POOL, name, None, console)
+    takes_runs = ProcessWorker(work_pool_name=POOL, name=name, work_queues=[RUNS_QUEUE], limit=limit)
+    # What a person waits for must not wait behind a run.
+    others = name.replace("-runs-", "-others-")
+    takes_others = ProcessWorker(work_pool_name=POOL, name=others, work_queues=[OTHERS_QUEUE])
+    _take_work(POOL, console, takes_runs, takes_others)
 
 
 def _settle(state: Path) -> None:
@@ -84,18 +97,20 @@ def _settle(state: Path) -> None:
     state.mkdir(parents=True, exist_ok=True)
 
 
-def _take_work(pool: str, name: str, limit: int | None, console: Console) -> None:
-    from prefect.workers.process import ProcessWorker
-
+def _take_work(pool: str, console: Console, *workers: ProcessWorker) -> None:
     from tasks.workers.target_pool import give_up_work
+
+    async def work() -> None:
+        await asyncio.gather(*(worker.start(printer=console.print) for worker in workers))
 
     # A service manager sends SIGTERM; a process that a shell started in the background ignores SIGINT.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        asyncio.run(ProcessWorker(work_pool_name=pool, name=name, limit=limit).start(printer=console.print))
+        asyncio.run(work())
     except KeyboardInterrupt:
-        give_up_work(name, pool)
+        for worker in workers:
+            give_up_work(worker.name, pool)
         console.print("stopped", highlight=False)
 
 

@@ -21,7 +21,7 @@ from prefect.workers.process import ProcessWorker
 from tasks.workers.deployments import DeployedObject
 from validators.errors import InfrastructureError, JobError
 
-POOL, RUNS_QUEUE = "quantgate", "runs"
+POOL, RUNS_QUEUE, OTHERS_QUEUE = "quantgate", "runs", "default"
 # Enough for every deployment at once and a few runs that wait for workers; more processes would only load the server.
 POOL_LIMIT = 16
 # Three heartbeats.

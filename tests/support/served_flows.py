@@ -1,5 +1,8 @@
 """Flows for the tests of deployments: what another file of deployments may name."""
 
+import time
+from pathlib import Path
+
 from prefect import flow
 
 
@@ -12,3 +15,10 @@ def planted(name: str, version: str = "1") -> str:
         version: Of it.
     """
     return f"{name} {version}"
+
+
+@flow(name="waiting")
+def waiting(until: str) -> None:
+    """Run until there is a file of this path."""
+    while not Path(until).exists():
+        time.sleep(0.2)
