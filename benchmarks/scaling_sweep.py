@@ -301,8 +301,8 @@ def _moment(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def times(fleet: Fleet) -> dict[str, Any]:
-    """Return the medians of a model's seconds, and the time in which workers had no run."""
+def times(fleet: Fleet, *, is_disturbed: bool) -> dict[str, Any]:
+    """Return the medians of a model's seconds and, of workers that nobody killed, the time in which they had no run."""
     taken, work, start = [], [], []
     busy: dict[str, list[tuple[float, float]]] = {}
     for run in fleet.flow_runs():
@@ -316,12 +316,14 @@ def times(fleet: Fleet) -> dict[str, Any]:
         busy.setdefault(run["labels"][WORKER_LABEL], []).append((first["RUNNING"], end))
     wall = max(end for _, end in taken) - min(begin for begin, _ in taken)
     overhead = [end - begin - seconds for (begin, end), seconds in zip(taken, work, strict=True)]
-    return {
-        "wall_seconds": round(wall, 1),
-        "models_an_hour": round(3600 * len(taken) / wall, 1),
+    of_workers = {
         "idle_share": round(1 - sum(map(union_seconds, busy.values())) / (wall * fleet.count), 3),
         "runs_by_worker": sorted(map(len, busy.values()), reverse=True),
         "most_at_once_on_a_worker": max(map(_most_at_once, busy.values())),
+    }
+    return ({} if is_disturbed else of_workers) | {
+        "wall_seconds": round(wall, 1),
+        "models_an_hour": round(3600 * len(taken) / wall, 1),
         "model_seconds": round(statistics.median(end - begin for begin, end in taken), 2),
         "work_seconds": round(statistics.median(work), 2),
         "orchestration_seconds": round(statistics.median(overhead), 2),
@@ -363,7 +365,11 @@ def measure(fleet: Fleet, models: int, kill_every: float, seconds: float) -> dic
         "second_sweep": fleet.sweep(),
     }
     row |= disturbance.figures() if disturbance else {}
-    return row | made(fleet, models) | (times(fleet) if states.total() == states["Promoted"] == models else {})
+    return (
+        row
+        | made(fleet, models)
+        | (times(fleet, is_disturbed=bool(disturbance)) if states.total() == states["Promoted"] == models else {})
+    )
 
 
 def _isolate() -> bool:
