@@ -284,6 +284,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
                     flow = load()
                     # The first step needs it, and the server is not ready yet.
                     import mlflow  # noqa: F401  # for its side effect, to be loaded
+
                     kept.enter_context(on_server())
                 result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
