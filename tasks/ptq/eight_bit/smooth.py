@@ -21,7 +21,6 @@ from tasks.ptq.calibrate.watched import watch
 from tasks.ptq.eight_bit.affine import fit_range, fit_weight, largest_magnitudes, read_weight, store_weight
 from tasks.ptq.eight_bit.placement import FLOATS, GraphView
 from tasks.ptq.graph.edits import Names, attribute, drop_unused_initializers, operator_of
-from tasks.ptq.weight_only.int4_grid import column_chunks
 from validators.graph.stored import load_model, save_model, spilling, to_array
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -29,6 +28,8 @@ from validators.samples.datasets import Arrays
 # The paper uses 0.5 for most models and up to 0.9 for those with the largest outliers (section 4 and figure 10).
 ALPHAS: tuple[float, ...] = tuple(step / 20 for step in range(4, 20))
 ROWS = 256
+# Columns of a weight that a trial copies at once.
+COLUMNS_AT_ONCE = 512
 # A smaller relative gain is not worth a changed graph.
 LEAST_GAIN = 0.05
 
@@ -169,8 +170,8 @@ def output_error(
     rows = fit.read(fit.store(seen.rows / factors))
     missed, whole = 0.0, 0.0
     for weight in weights:
-        for columns in column_chunks(weight.shape[1]):
-            part = weight[:, columns].astype(np.float32, copy=False)
+        for start in range(0, weight.shape[1], COLUMNS_AT_ONCE):
+            part = weight[:, start : start + COLUMNS_AT_ONCE].astype(np.float32, copy=False)
             scaled = by_factors(np.multiply, part, factors[:, None])
             scales = fit_weight(scaled, 1)
             exact = seen.rows @ part
