@@ -65,8 +65,8 @@ def collect_grams(
 
     `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
     runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
-    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; neither the session nor the
-    matrix files count). Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
+    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session does not count), see
+    `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;

@@ -254,6 +254,8 @@ def test_grams_are_sums_over_all_batches(
     x, first = save_two_layers(tmp_path / "m.onnx")
     tensors = tensors_to_collect(tmp_path / "m.onnx", block_size=16)
     assert tensors == {"x": 16, "a": 24}
+    shapes = {name: (4, 3, channels) for name, channels in tensors.items()}
+    assert len(plan_stages(tensors, shapes, max_memory_mb)) == (1 if max_memory_mb == 1.0 else 2)
     passes = []
 
     def batches() -> Iterator[Arrays]:
