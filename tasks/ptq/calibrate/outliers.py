@@ -57,7 +57,9 @@ def channel_amax(array: NDArray[Any], axes: Collection[int]) -> Vector:
     """Return the largest absolute value of each channel, float64 `(channels,)`; a channel is one index along `axes`."""
     kept = {axis % array.ndim for axis in axes}
     others = tuple(axis for axis in range(array.ndim) if axis not in kept)
-    return np.asarray(np.abs(array.astype(np.float64)).max(axis=others)).reshape(-1)
+    # Without a copy of a large weight in float64.
+    highest, lowest = (np.asarray(end(axis=others), np.float64).reshape(-1) for end in (array.max, array.min))
+    return np.maximum(highest, -lowest)
 
 
 def find_outliers(
