@@ -10,7 +10,8 @@ with the fastest rivals that pass; the smallest of these ratios is the result.
 
 Run it on a quiet machine: blocks during which others compute are measured again. What was made and measured is kept under
 `QUANTGATE_STATE`, so that an interrupted run goes on where it stopped; `--again` times everything anew. Figures of models that
-are not named stay as they are. Decoders, with the cache that they are served with, are compared in `decoders.py`.
+are not named stay as they are. Run through `tests/support/other_processor.py avx2`, it writes `variants_cpu_avx2.json`.
+Decoders, with the cache that they are served with, are compared in `decoders.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +30,7 @@ from calibration_figures import save
 from tasks.run.settings import prepare_environment, state_folder
 
 RESULTS = Path(__file__).parent / "results"
+SUPPORT = Path(__file__).parents[1] / "tests/support"
 MODEL_NAMES = ("text", "image")
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -41,7 +44,10 @@ def main(
     busy: Annotated[bool, typer.Option(help="Measure beside other processes too: rough figures.")] = False,
     few: Annotated[bool, typer.Option(help="Few samples and launches: each path works; no figures.")] = False,
 ) -> None:
-    """Measure, and write `variants_cpu.json`."""
+    """Measure, and write `variants_cpu.json`; as a processor with AVX2 alone, `variants_cpu_avx2.json`."""
+    sys.path.insert(0, str(SUPPORT))
+    from other_processor import own_kind
+
     os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
     state = state_folder()
     prepare_environment(state)
@@ -51,18 +57,18 @@ def main(
     from variants_compare import compare, describe
     from variants_models import MODELS, cut, rough
 
-    figures: dict[str, Any] = {"busy_machine": busy} | _earlier(results, names)
+    file = "variants_cpu_avx2" if own_kind() == "avx2" else "variants_cpu"
+    figures: dict[str, Any] = {"busy_machine": busy} | _earlier(results / f"{file}.json", names)
     for name in names:
         for case in MODELS[name](state):
             measured = rough(case) if busy else case
             shape = compare(cut(measured) if few else measured, state / ("rivals-few" if few else "rivals") / name)
             figures.setdefault(name, {})[case.label] = describe(shape)
-            save(results, "variants_cpu", figures | {"geometric_mean": geometric_mean(figures)})
+            save(results, file, figures | {"geometric_mean": geometric_mean(figures)})
 
 
-def _earlier(results: Path, names: list[str]) -> dict[str, Any]:
+def _earlier(path: Path, names: list[str]) -> dict[str, Any]:
     """Return the figures of the other models, with the date at which their file was written."""
-    path = results / "variants_cpu.json"
     if not path.exists():
         return {}
     told = json.loads(path.read_text(encoding="utf-8"))

@@ -1,22 +1,30 @@
 /* A processor with fewer instruction sets than this one, for the process that preloads this library and all that it starts.
  *
- * CPUID_MASK_HIDE names flags of /proc/cpuinfo, separated by commas. The kernel makes CPUID fault (arch_prctl(2),
- * ARCH_SET_CPUID), the handler answers it without the bits of those flags, and /proc/cpuinfo is read without their names. Every
- * library that asks the processor for its instructions then takes the kernels that it would take there, at full speed. Linux on
- * x86-64 alone, on processors with the flag cpuid_fault.
+ * CPUID_MASK_HIDE names flags of /proc/cpuinfo, separated by commas. CPUID faults, the handler answers it without the bits of
+ * those flags, and /proc/cpuinfo is read without their names. Every library that asks the processor for its instructions then
+ * takes the kernels that it would take there, at full speed. Linux on x86-64 alone.
+ *
+ * CPUID faults where the processor can make it (its flag cpuid_fault; arch_prctl(2), ARCH_SET_CPUID). Elsewhere the library is
+ * also an auditor of the dynamic linker (rtld-audit(7), LD_AUDIT): in each object that is loaded, before its constructors run,
+ * CPUID is replaced by an interrupt of the same two bytes' length that no program may raise, which faults alike. Where it
+ * stands, objdump says, once for each file; CPUID_MASK_SITES is the folder that keeps its answers.
  */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <link.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -40,14 +48,18 @@ static const struct {
 enum { COUNT = sizeof FLAGS / sizeof *FLAGS };
 
 static int hidden[COUNT];
-static char *own_variables[2];
+static const char *const OWN[] = {"LD_PRELOAD", "CPUID_MASK_HIDE", "LD_AUDIT", "CPUID_MASK_SITES"};
+enum { OWN_COUNT = sizeof OWN / sizeof *OWN };
+static const unsigned char CPUID[2] = {0x0f, 0xa2}, STAND_IN[2] = {0xcd, 0xa2}; /* int 0xa2 */
+static char *own_variables[OWN_COUNT];
+static int audited;
 static struct sigaction next_action = {.sa_handler = SIG_DFL};
 static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
 static int (*real_open)(const char *, int, ...);
 static int (*real_openat)(int, const char *, int, ...);
 static FILE *(*real_fopen)(const char *, const char *);
 
-static int set_cpuid(int allowed) { return (int)syscall(SYS_arch_prctl, ARCH_SET_CPUID, allowed); }
+static int set_cpuid(int allowed) { return audited ? 0 : (int)syscall(SYS_arch_prctl, ARCH_SET_CPUID, allowed); }
 
 static int is_hidden(const char *flag) {
     for (int i = 0; i < COUNT; i++)
@@ -69,7 +81,7 @@ static void answer(greg_t *regs) {
 static void on_fault(int signal_number, siginfo_t *info, void *context) {
     greg_t *regs = ((ucontext_t *)context)->uc_mcontext.gregs;
     /* SI_KERNEL: the general protection fault of CPUID; a signal that a process sent has another code, and no address is read. */
-    if (info->si_code == SI_KERNEL && !memcmp((void *)regs[REG_RIP], "\x0f\xa2", 2)) {
+    if (info->si_code == SI_KERNEL && !memcmp((void *)regs[REG_RIP], audited ? STAND_IN : CPUID, 2)) {
         answer(regs);
         return;
     }
@@ -155,19 +167,69 @@ FILE *fopen(const char *path, const char *mode) {
 }
 FILE *fopen64(const char *path, const char *mode) __attribute__((alias("fopen")));
 
-/* Keep both variables where a program starts another with an environment of its own. A child of vfork may not allocate. */
+static int own(const char *variable) {
+    for (int i = 0; i < OWN_COUNT; i++)
+        if (!strncmp(variable, OWN[i], strlen(OWN[i])) && variable[strlen(OWN[i])] == '=') return 1;
+    return 0;
+}
+
+/* Keep the variables where a program starts another with an environment of its own. A child of vfork may not allocate. */
 int execve(const char *path, char *const arguments[], char *const given[]) {
     static int (*real_execve)(const char *, char *const[], char *const[]);
     if (!real_execve) real_execve = dlsym(RTLD_NEXT, "execve");
     size_t count = 0;
     while (given && given[count]) count++;
-    char *kept[count + 3];
+    char *kept[count + OWN_COUNT + 1];
     size_t used = 0;
     for (size_t i = 0; i < count; i++)
-        if (strncmp(given[i], "LD_PRELOAD=", 11) && strncmp(given[i], "CPUID_MASK_HIDE=", 16)) kept[used++] = given[i];
-    if (own_variables[0] && own_variables[1]) kept[used++] = own_variables[0], kept[used++] = own_variables[1];
+        if (!own(given[i])) kept[used++] = given[i];
+    for (int i = 0; i < OWN_COUNT; i++)
+        if (own_variables[i]) kept[used++] = own_variables[i];
     kept[used] = NULL;
     return real_execve(path, arguments, kept);
+}
+
+/* Return the file of the offsets of an object's CPUID instructions, one a line; NULL if there is none. */
+static FILE *sites_of(const char *path) {
+    struct stat is;
+    char kept[PATH_MAX], made[PATH_MAX + 16];
+    const char *folder = getenv("CPUID_MASK_SITES");
+    if (!folder || stat(path, &is)) return NULL;
+    snprintf(kept, sizeof kept, "%s/%lx-%lx-%lx-%lx", folder, is.st_dev, is.st_ino, is.st_mtim.tv_sec, is.st_mtim.tv_nsec);
+    FILE *found = fopen(kept, "r");
+    if (found) return found;
+    snprintf(made, sizeof made, "%s.%d", kept, getpid());
+    pid_t child = fork();
+    if (!child) {
+        unsetenv("LD_AUDIT"), unsetenv("LD_PRELOAD");
+        static const char script[] = "objdump -d --no-show-raw-insn \"$0\" | awk '$2 == \"cpuid\" {print $1}' > \"$1\"";
+        execl("/bin/sh", "sh", "-c", script, path, made, NULL);
+        _exit(127);
+    }
+    int status = -1;
+    if (child > 0 && waitpid(child, &status, 0) == child && !status && !rename(made, kept)) return fopen(kept, "r");
+    return NULL;
+}
+
+unsigned la_version(unsigned version) { return version; }
+
+unsigned la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
+    (void)space, (void)cookie;
+    const char *name = strrchr(map->l_name, '/');
+    /* The dynamic linker itself has asked already; the answers come from this library; the main program has no name. */
+    if (!name || !strncmp(name, "/ld-linux", 9) || !strcmp(name, "/cpuid_mask.so")) return 0;
+    FILE *sites = sites_of(map->l_name);
+    unsigned long offset, page = sysconf(_SC_PAGESIZE);
+    while (sites && fscanf(sites, "%lx:", &offset) == 1) {
+        unsigned char *at = (unsigned char *)map->l_addr + offset;
+        void *from = (void *)((uintptr_t)at & -page);
+        size_t length = ((uintptr_t)at & (page - 1)) + 2;
+        if (memcmp(at, CPUID, 2) || mprotect(from, length, PROT_READ | PROT_WRITE)) continue;
+        memcpy(at, STAND_IN, 2);
+        mprotect(from, length, PROT_READ | PROT_EXEC);
+    }
+    if (sites) fclose(sites);
+    return 0;
 }
 
 __attribute__((constructor)) static void start(void) {
@@ -176,9 +238,10 @@ __attribute__((constructor)) static void start(void) {
     real_fopen = dlsym(RTLD_NEXT, "fopen");
     const char *wanted = getenv("CPUID_MASK_HIDE");
     if (!wanted || !*wanted) return;
-    const char *library = getenv("LD_PRELOAD");
-    if (!library || asprintf(&own_variables[0], "LD_PRELOAD=%s", library) < 0) return;
-    if (asprintf(&own_variables[1], "CPUID_MASK_HIDE=%s", wanted) < 0) return;
+    if (!getenv("LD_PRELOAD")) return;
+    audited = getenv("LD_AUDIT") != NULL;
+    for (int i = 0; i < OWN_COUNT; i++)
+        if (getenv(OWN[i]) && asprintf(&own_variables[i], "%s=%s", OWN[i], getenv(OWN[i])) < 0) return;
     char *names = strdup(wanted), *state;
     for (char *name = strtok_r(names, ",", &state); name; name = strtok_r(NULL, ",", &state)) {
         int known = 0;

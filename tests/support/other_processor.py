@@ -2,14 +2,15 @@
 
     python tests/support/other_processor.py avx2 COMMAND ARGUMENT...
 
-runs a command on a kind of processor; see `cpuid_mask.c`, which a C compiler makes a library of. Linux on x86-64 alone, on
-processors that can make CPUID fault (`cpuid_fault` in /proc/cpuinfo).
+runs a command on a kind of processor; see `cpuid_mask.c`, which a C compiler makes a library of. Linux on x86-64 alone. Where
+the processor cannot make CPUID fault (`cpuid_fault` in /proc/cpuinfo), objdump reads each library once: a minute for all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,9 @@ def why_not(kind: str) -> str | None:
     missing = [family for family in ("avx2", *KINDS[kind]) if family not in here]
     if missing:
         return f"this processor has no {missing[0]}"
-    return None if "cpuid_fault" in here or not _hidden(kind) & here else "this processor cannot make CPUID fault"
+    if "cpuid_fault" in here or not _hidden(kind) & here or shutil.which("objdump"):
+        return None
+    return "this processor cannot make CPUID fault, and objdump is missing"
 
 
 def kinds_here() -> tuple[str, ...]:
@@ -67,8 +70,17 @@ def own_kind() -> str:
 
 def environment(kind: str) -> dict[str, str]:
     """Return the environment variables for a process on a kind of processor; empty if this one is of that kind."""
-    hidden = _hidden(kind) & flags_here()
-    return {"CPUID_MASK_HIDE": ",".join(sorted(hidden)), "LD_PRELOAD": str(_library())} if hidden else {}
+    here = flags_here()
+    hidden = _hidden(kind) & here
+    if not hidden:
+        return {}
+    library = _library()
+    found = {"CPUID_MASK_HIDE": ",".join(sorted(hidden)), "LD_PRELOAD": str(library)}
+    if "cpuid_fault" in here:
+        return found
+    sites = library.with_name("sites")
+    sites.mkdir(exist_ok=True)
+    return {**found, "LD_AUDIT": str(library), "CPUID_MASK_SITES": str(sites)}
 
 
 def _hidden(kind: str) -> frozenset[str]:
