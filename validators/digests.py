@@ -26,9 +26,18 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def weights_of(path: Path) -> Path:
+    """Return where the weights of a model lie that are not in its file: `<name>.data` of ONNX, `<stem>.bin` of OpenVINO's XML.
+
+    >>> weights_of(Path("model.onnx")).name, weights_of(Path("model.xml")).name
+    ('model.onnx.data', 'model.bin')
+    """
+    return path.with_suffix(".bin") if path.suffix == ".xml" else path.with_name(f"{path.name}.data")
+
+
 def digest_model(path: Path) -> str:
-    """Return the sha256 of a model: of its file or, if it has external weights (`<name>.data`), of both files."""
-    beside = path.with_name(f"{path.name}.data")
+    """Return the sha256 of a model: of its file or, if it has weights in a file beside it (`weights_of`), of both files."""
+    beside = weights_of(path)
     return digest_values(digest_file(path), digest_file(beside)) if beside.exists() else digest_file(path)
 
 

@@ -15,7 +15,7 @@ from tasks.registry.champion_slot import EVIDENCE_DIGEST, IDENTITY, TAG
 from tasks.run.loaded_run import LoadedRun
 from tasks.runtimes.decoder_session import PRESENT
 from tasks.runtimes.libraries import describe_library
-from validators.digests import digest_file, digest_text
+from validators.digests import digest_file, digest_text, weights_of
 from validators.gates.approval import Approval
 from validators.processors import ISA_FLAGS
 from validators.records.measurements import Saturation
@@ -49,7 +49,7 @@ def _same_disk(path: Path, folder: Path) -> bool:
 def _artifact_files(variant: Variant) -> list[Path]:
     if facts_of_provider(variant.session.provider).generates:
         return sorted(variant.path.parent.iterdir())  # a decoder has a folder of its own
-    beside = variant.path.with_name(f"{variant.path.name}.data")
+    beside = weights_of(variant.path)
     libraries = [library.path for library in variant.session.libraries if library.package is None]
     engine = variant.engine
     built = [engine.path, *([engine.timing_cache] if engine.timing_cache else [])] if engine else []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.availability import Availability
+from tasks.engines.given import TakeUp
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.slow_parts import SlowParts
@@ -70,7 +71,8 @@ class Engine:
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
     they are judged. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its accuracy. `artifact` is the
-    name of the file that its passes write. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact, and
+    name of the file that its passes write. `takes` has the endings of files of other tools that it runs, each with what takes
+    one up. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact, and
     `compile_seconds` how long its compilation took.
     """
 
@@ -89,6 +91,7 @@ class Engine:
     )
     recovers_parts: bool = False
     artifact: str = "model.onnx"
+    takes: Mapping[str, TakeUp] = field(default_factory=dict)
     builder: Builder | None = None
     decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
     compile_seconds: Callable[[Path], float | None] = lambda _artifact: None

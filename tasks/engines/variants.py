@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tasks.engines.catalog import find_target
 from tasks.engines.engine import RefusedPrecision
+from tasks.engines.given import take_up
 from tasks.ptq.build_variant import Materials, int8_form, weight_bits, weights_form
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.graph.equal_floats import parity_settings
@@ -46,13 +47,18 @@ def make_variant(
     target = find_target(candidate.target)
     path = folder / target.artifact
     path.parent.mkdir(parents=True, exist_ok=True)
-    changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
-    is_onnx = path.suffix == ".onnx"
-    if is_onnx:
-        _check_onnx(path)
-    noted = notes_of(path) if is_onnx else {}
-    seconds = target.compile_seconds(path)
     session = session_settings(candidate, threads, materials.libraries, provider_options)
+    changes: dict[str, int] = {}
+    noted: dict[str, str] = {}
+    if materials.given:
+        path = path.with_suffix(materials.given.file.suffix)
+        noted = take_up(target.takes, materials.given, path, session, materials.source)
+    else:
+        changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
+        if path.suffix == ".onnx":
+            _check_onnx(path)
+            noted = notes_of(path)
+    seconds = target.compile_seconds(path)
     if target.facts.rewrites:
         noted |= _other_answers(path, session, materials)
     return Variant(
@@ -85,11 +91,14 @@ def _other_answers(path: Path, session: SessionSettings, materials: Materials) -
             answer of a larger size is memory that it did not write.
     """
     batch, found = materials.batches()[0], []
-    for settings, times in ((parity_settings(materials.libraries), 1), (session.without_spinning(), 2)):
+    in_engine = (session.without_spinning(), 2)
+    # ONNX Runtime reads no file of OpenVINO's own.
+    asked = (*([(parity_settings(materials.libraries), 1)] if path.suffix == ".onnx" else ()), in_engine)
+    for settings, times in asked:
         with open_runner(path, settings) as runner:
             names = [spec.name for spec in runner.outputs]
             found += [dict(zip(names, runner.run(batch, names), strict=True)) for _ in range(times)]
-    written, first, engine = found
+    *written, first, engine = found
     name, apart = _farthest(engine, first)
     if not apart <= ANOTHER:
         raise CandidateRefused(
@@ -98,7 +107,7 @@ def _other_answers(path: Path, session: SessionSettings, materials: Materials) -
             expected="answers that depend on the request alone",
             fix="use another engine for this model, or export it without If",
         )
-    name, apart = _farthest(written, engine)
+    name, apart = _farthest(written[0], engine) if written else ("", 0.0)
     if apart <= ANOTHER:
         return {}
     return {
@@ -139,14 +148,15 @@ def _saturates_without(candidate: Candidate, materials: Materials) -> tuple[str,
     """Return the instruction sets, without all of which sums of a variant's INT8 products saturate on an x86 processor."""
     target = find_target(candidate.target)
     in_float = candidate.dynamic and target.pairs.place_weights is not None  # products are in float without them
-    is_exact = target.facts.on_gpu or in_float or weight_bits(candidate, materials.processor) == 7
+    has_7_bits = not candidate.given and weight_bits(candidate, materials.processor) == 7
+    is_exact = target.facts.on_gpu or in_float or has_7_bits
     return VNNI if candidate.precision == "int8" and not is_exact else ()
 
 
 def _notes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
     if candidate.is_simulated:
         return ("FP8 has no kernels on a CPU: numerics are simulated, latency is not measured",)
-    if candidate.precision == "int8" and weight_bits(candidate, materials.processor) == 7:
+    if candidate.precision == "int8" and not candidate.given and weight_bits(candidate, materials.processor) == 7:
         return (
             "weights have 7 bits: x86 processors without VNNI add pairs of INT8 products in 16 bits, and none saturates",
         )
@@ -228,5 +238,7 @@ def why_unmeasured(variant: Variant, providers: Collection[str]) -> CandidateRef
 
 def leaves_convolutions(candidate: Candidate) -> bool:
     """Return True if the target's form leaves every convolution in float: their integer kernels need calibrated ranges."""
+    if candidate.given:
+        return False
     form = find_target(candidate.target).passes.get(candidate.precision)
     return form is weights_form or (form is int8_form and candidate.dynamic)

@@ -32,6 +32,7 @@ from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.graph.stored import load_model, save_model
 from validators.job.candidate_name import Candidate
+from validators.job.given_file import GivenFile
 from validators.processors import Processor
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -52,7 +53,8 @@ class Materials:
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
     `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
     decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches. `pairs`
-    are the rules of the candidate's engine for Q/DQ pairs.
+    are the rules of the candidate's engine for Q/DQ pairs. `given` is the file of a candidate that another tool made of
+    `source`.
     """
 
     prepared: Callable[[], Path]
@@ -70,6 +72,8 @@ class Materials:
     companions: tuple[Path, ...] = ()
     cache_ranges: Callable[[], Path] | None = None
     pairs: PairRules = EXPLICIT
+    given: GivenFile | None = None
+    source: Path = Path()
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 
 from tasks.engines.catalog import code_of_engine, find_target
+from tasks.engines.given import files_of
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
@@ -61,7 +62,9 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     """Return a candidate's variant, or the refusal that it ended in, and whether the store had it."""
     evidence = run.evidence
     threads = run.job.measurement.points[0].threads or usable_cores()
-    materials = materials_of(run)
+    given = run.job.given_files.get(candidate.name)
+    materials = replace(materials_of(run), given=given)
+    files = files_of(given, custom_operators=bool(run.libraries)) if given else ()
     inputs = (
         candidate.name,
         # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
@@ -81,6 +84,7 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
         run.job.calibration.max_memory_mb,
         run.job.budgets.memory_mb,
         code_of_engine(candidate.target),
+        *([given.model_dump(mode="json"), [digest_file(file) for file in files]] if given else ()),
     )
     make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
     return run.store.make(Product("variant", inputs, MadeVariant, make))
@@ -203,6 +207,7 @@ def materials_of(run: LoadedRun) -> Materials:
         slow_parts=slow_parts,
         companions=source.companions,
         cache_ranges=cache_ranges,
+        source=source.onnx_path,
     )
     return materials
 

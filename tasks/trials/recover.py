@@ -169,7 +169,8 @@ def fails_on_accuracy_alone(trial: Trial) -> bool:
 def is_recoverable(name: str) -> bool:
     """Return True if recovery can make a candidate of this name again with parts in float."""
     candidate = decode(name)
-    return candidate.precision == "int8" and find_target(candidate.target).recovers_parts and not candidate.kept_parts
+    is_ours = candidate.precision == "int8" and not candidate.given and not candidate.kept_parts
+    return is_ours and find_target(candidate.target).recovers_parts
 
 
 def _ranking(run: LoadedRun, chosen: Trial, attempts: tuple[Trial, ...]) -> tuple[Sensitivity, ...]:

@@ -71,6 +71,24 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     return model
 
 
+def check_given_graph(path: Path, *, custom_operators: bool = False) -> onnx.ModelProto:
+    """Load and check a model that another tool made, quantized or not; return it without its external data.
+
+    It need not meet all requirements of a source: the engine that runs it decides. `custom_operators` is as there.
+
+    Raises:
+        SourceError: the file is unreadable or truncated, too new or too old, was laid out for one kind of processor, or uses a
+            custom operator.
+    """
+    model = _load(path)
+    _check_versions(path, model)
+    nodes = list(nodes_in(model))
+    _refuse_layouts(path, nodes)
+    if not custom_operators:
+        _refuse_custom(path, model, nodes)
+    return model
+
+
 def lint_file(path: Path, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     """Return what a runtime would refuse, silently compute in float, or run slowly in an ONNX file; most severe first.
 
@@ -114,7 +132,7 @@ def _check_versions(path: Path, model: onnx.ModelProto) -> None:
         )
 
 
-def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+def _refuse_layouts(path: Path, nodes: list[onnx.NodeProto]) -> None:
     laid_out = sorted({f"{node.domain}::{node.op_type}" for node in nodes if node.domain in LAYOUT_DOMAINS})
     if laid_out:
         raise SourceError(
@@ -122,6 +140,10 @@ def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodePr
             expected="the model from before optimization, whose weights have the layout of the ONNX standard",
             fix="register the file that this one was made of; a session writes such files with `optimized_model_filepath`",
         )
+
+
+def _check_operators(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:
+    _refuse_layouts(path, nodes)
     known = [node for node in nodes if node.domain in KNOWN_DOMAINS]
     quantized = sorted({node.op_type for node in known if node.op_type.startswith(QUANTIZED_OPERATORS)})
     types = {onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in tensors(model)}

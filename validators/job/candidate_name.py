@@ -1,5 +1,7 @@
 """Candidates and their names: `<precision>-<method>...[+fused][+kv<bits>]@<target>` decodes mechanically, both ways.
 
+A file that another tool made has the name `<precision>-given-<name>@<target>`; the job says where it is (`GivenFile`).
+
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations; on ort-cuda too
 bf16@openvino                         the float graph computed in bfloat16
@@ -22,10 +24,12 @@ int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero poin
 int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
+int8-given-nncf@openvino              the file that the job calls `nncf`, said to be INT8
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
@@ -43,6 +47,9 @@ RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "ms
 WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
 Granularity = Literal["pt", "pc"]
 CacheBits = Literal[8, 4]
+# Name of a given file: part of a candidate's name, of names in MLflow and of files.
+GIVEN_NAME = r"[a-z0-9][a-z0-9_.-]{0,39}"
+_GIVEN = re.compile(rf"({'|'.join(get_args(Precision))})-given-({GIVEN_NAME})")
 # Block sizes that MatMulNBits supports.
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -80,7 +87,8 @@ class Candidate:
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
     in float; `bias_corrected`, of INT8 static, shifts biases. `fast`, of INT8 static and FP8, leaves products in float that
     gain nothing (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of
-    the keys and values that a decoder caches; None leaves them in float.
+    the keys and values that a decoder caches; None leaves them in float. `given` is the job's name of a file that is judged as
+    it is; of the other fields only `precision` and `target` are set then.
     """
 
     precision: Precision
@@ -101,6 +109,7 @@ class Candidate:
     fused: bool = False
     bf16_floats: bool = False
     cache_bits: CacheBits | None = None
+    given: str = ""
 
     @property
     def name(self) -> str:
@@ -112,6 +121,8 @@ class Candidate:
         >>> Candidate("int4", "ort-cpu", block_size=32, weight_method="rtn").name
         'int4-g32-rtn@ort-cpu'
         """
+        if self.given:
+            return f"{self.precision}-given-{self.given}@{self.target}"
         recipe = next(one for one in RECIPES if one.makes(self))
         words = [recipe.head, *filter(None, (word.write(self) for word in recipe.words))]
         free = {text: on for text, on in SUFFIXES.items() if on[0] not in recipe.fixed}
@@ -261,13 +272,18 @@ def decode(name: str) -> Candidate:
     'int8-dynamic-pc+fused@ort-cpu'
     >>> decode("int8-g32-rtn+kv8@ort-genai").cache_bits
     8
+    >>> decode("int8-given-nncf@openvino").given
+    'nncf'
     """
     recipe, _, target = name.partition("@")
     text, suffixes = recipe, dict[str, Any]()
+    given = _GIVEN.fullmatch(recipe)
     for suffix, (field, value) in reversed([*SUFFIXES.items()]):
         if field not in suffixes and text.endswith(suffix):
             text, suffixes[field] = text.removesuffix(suffix), value
     fields = next((found for one in RECIPES if (found := one.read(text)) is not None), None)
+    if given:
+        fields = {"precision": given[1], "given": given[2]}
     if fields is None or target not in target_names():
         raise JobError(
             found=f"candidate {name!r}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from validators.errors import JobError
 from validators.job.candidate_name import TargetName, decode
+from validators.job.given_file import GivenFile
 from validators.job.job_data import CalibrationBounds, Data, InputSettings, OperatorLibrary, TextDecoding
 from validators.job.job_engines import Engines
 from validators.job.job_gates import Gates
@@ -62,6 +63,13 @@ class ApprovalRule(Settings):
     """Hours to wait for an answer. Then the run ends and promotes nothing."""
 
 
+# Words that stand for several candidates of a target.
+LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    "default": lambda target: facts_of(target).default_candidates,
+    "wide": wide_candidates,
+}
+
+
 class Job(Settings):
     """The frozen description of a run."""
 
@@ -80,10 +88,13 @@ class Job(Settings):
     ] = "accuracy"
     candidates: (
         Annotated[Literal["default", "wide"], Field(title="the target's list")]
-        | Annotated[tuple[str, ...], Field(min_length=1, title="names")]
+        | Annotated[
+            tuple[Annotated[str, Field(title="a name")] | Annotated[GivenFile, Field(title="a file")], ...],
+            Field(min_length=1, title="names and files"),
+        ]
     ) = "default"
-    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or names, such as
-    `int8-static-minmax-pc@ort-cpu`."""
+    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or a list: of
+    names, such as `int8-static-minmax-pc@ort-cpu`, of these words, and of files of other tools (docs/given-files.md)."""
     objective: Literal["latency", "size"] = "latency"
     """Measure by which the best of the passing candidates is chosen."""
     approval: ApprovalRule = ApprovalRule()
@@ -158,11 +169,16 @@ class Job(Settings):
     def _names_decode(cls, value: object) -> object:
         if isinstance(value, tuple):
             for name in value:
+                if isinstance(name, GivenFile) or name in LISTS:
+                    continue
                 try:
-                    decode(name)
+                    is_given = decode(name).given
                 except JobError as error:
                     raise ValueError(f"{error.found} does not decode; expected {error.expected}") from error
-            if len(set(value)) != len(value):
+                if is_given:
+                    raise ValueError(f"{name} is a file: give its `name`, `file` and `engine` here")
+            names = [one.candidate if isinstance(one, GivenFile) else one for one in value]
+            if len(set(names)) != len(names):
                 raise ValueError("a candidate is named twice")
         return value
 
@@ -232,9 +248,13 @@ class Job(Settings):
     @property
     def candidate_names(self) -> tuple[str, ...]:
         """Names of the candidates to try, in order, with `default` and `wide` resolved."""
-        if self.candidates == "default":
-            return facts_of(self.target).default_candidates
-        return wide_candidates(self.target) if self.candidates == "wide" else self.candidates
+        return self.candidates_without(())
+
+    @property
+    def given_files(self) -> dict[str, GivenFile]:
+        """Files of other tools, by the name of the candidate."""
+        listed = () if isinstance(self.candidates, str) else self.candidates
+        return {one.candidate: one for one in listed if isinstance(one, GivenFile)}
 
     def processor_of(self, inventory: Inventory) -> Processor:
         """Return the processor that variants are made for: that of the inventory, or with `portable` the least of all."""
@@ -242,17 +262,25 @@ class Job(Settings):
 
     def candidates_without(self, absent: Iterable[AbsentEngine]) -> tuple[str, ...]:
         """Return `candidate_names` without those of the absent engines of a class; those that the job names itself stay."""
-        if not isinstance(self.candidates, str):
-            return self.candidates
         engines = {one.engine for one in absent}
-        return tuple(name for name in self.candidate_names if decode(name).target not in engines)
+        names: list[str] = []
+        for one in [self.candidates] if isinstance(self.candidates, str) else self.candidates:
+            if isinstance(one, GivenFile):
+                names.append(one.candidate)
+            elif one in LISTS:
+                names += [name for name in LISTS[one](self.target) if decode(name).target not in engines]
+            else:
+                names.append(one)
+        return tuple(dict.fromkeys(names))
 
     def as_run(self, name: str, version: str | None, absent: Iterable[AbsentEngine]) -> dict[str, Any]:
         """Return the job as a document that reproduces a run: candidates by name, and the source `name` by its version.
 
         An alias, or the list `default`, may change later and give another run.
         """
-        document = self.model_dump(mode="json") | {"candidates": list(self.candidates_without(absent))}
+        files = {name: one.model_dump(mode="json") for name, one in self.given_files.items()}
+        names = self.candidates_without(absent)
+        document = self.model_dump(mode="json") | {"candidates": [files.get(name, name) for name in names]}
         if not self.source_is_file and version is not None:
             document["source"] = f"models:/{name}/{version}"
         return document

@@ -13,6 +13,8 @@ def describe(candidate: Candidate) -> str:
     >>> describe(decode("int4-g32-rtn@ort-cpu"))
     'INT4 weights in blocks of 32, symmetric, rounded to nearest'
     """
+    if candidate.given:
+        return f"the given file {candidate.given}, said to be {candidate.precision.upper().replace('-WEIGHTS', ' weights')}"
     cache = f", keys and values cached in INT{candidate.cache_bits}" if candidate.cache_bits else ""
     rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 
+from tasks.engines.openvino.ir import graph_of_ir
 from tasks.engines.openvino.kernels import (
     ALONE,
     as_asked,
@@ -45,15 +46,17 @@ def measure(
     Raises:
         CandidateRefused: OpenVINO, or ONNX Runtime, which counts, does not load or run the model.
     """
-    counted = Counter[str]()
-    for name, macs in macs_as_written(model, batch):
-        counted[name] += macs
+    if model.suffix == ".xml":
+        graph, counted = graph_of_ir(model, batch)
+    else:
+        graph, counted = onnx.load(model, load_external_data=False).graph, Counter[str]()
+        for name, macs in macs_as_written(model, batch):
+            counted[name] += macs
     profiled = replace(settings, provider_options=settings.provider_options | {"PERF_COUNT": "YES"})
     with open_it(model, profiled) as runner:
         names = [output.name for output in runner.outputs]
         request = partial(runner.run, batch, names)
         steps = executed_steps(runner.model.compiled, request, requests=PROFILED - WARM_UP, warm_up=WARM_UP)
-    graph = onnx.load(model, load_external_data=False).graph
     kernels = as_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     found = {name: kernels.get(name, unnamed) for name, macs in counted.most_common() if macs}

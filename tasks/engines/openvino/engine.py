@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.given import take_onnx
 from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.facts import FACTS
 from tasks.engines.openvino.pairs import PAIRS
@@ -13,6 +15,7 @@ from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
+from validators.job.given_file import GivenFile
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.target_facts import OPENVINO
@@ -81,6 +84,12 @@ def refuse_recipe(candidate: Candidate) -> None:
     refuse_any(candidate.target, wrong)
 
 
+def _take_ir(given: GivenFile, path: Path, source: Path) -> str:
+    from tasks.engines.openvino.ir import take_ir  # needs the package, which the catalogue of engines does not
+
+    return take_ir(given, path, source)
+
+
 ENGINE = Engine(
     facts=FACTS[0],
     passes={"fp32": plain_float_form, "bf16": plain_float_form, "int8": int8_form, "int4": weights_form},
@@ -96,5 +105,6 @@ ENGINE = Engine(
     },
     refuse_recipe=refuse_recipe,
     check_device=_check_device,
+    takes={".onnx": take_onnx, ".xml": _take_ir},
 )
 ENGINES = (ENGINE,)

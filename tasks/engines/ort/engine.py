@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tasks.engines.availability import NO_GPU, Availability, describe_missing, install, mend_on_gpu
 from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.given import take_onnx
 from tasks.engines.ort import facts
 from tasks.engines.ort.forms import BLOCK_SIZES, cuda_form
 from tasks.engines.ort.lint import observe_session
@@ -57,6 +58,7 @@ CPU = Engine(
     lint_rules=CPU_RULES,
     observe=observe_session,
     recovers_parts=True,
+    takes={".onnx": take_onnx},
 )
 
 _NO_PAIRS = (
@@ -112,5 +114,6 @@ CUDA = Engine(
     refuse_recipe=_refuse_cuda_recipe,
     why_unmeasured=_why_unmeasured,
     lint_rules=CUDA_RULES,
+    takes={".onnx": take_onnx},
 )
 ENGINES = (CPU, CUDA)

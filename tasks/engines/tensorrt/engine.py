@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tasks.engines.availability import NO_GPU, Availability, install, mend_on_gpu
 from tasks.engines.engine import Engine, RefusedPrecision
+from tasks.engines.given import take_onnx
 from tasks.engines.tensorrt.builder import BUILDER
 from tasks.engines.tensorrt.facts import FACTS
 from tasks.engines.tensorrt.forms import tensorrt_form
@@ -84,5 +85,6 @@ ENGINE = Engine(
     lint_rules=TENSORRT_RULES,
     observe=observe_parser,
     builder=BUILDER,
+    takes={".onnx": take_onnx},
 )
 ENGINES = (ENGINE,)

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from validators.digests import weights_of
 from validators.errors import SourceError
 from validators.graph.graph_scope import attribute as attribute
 from validators.graph.source_form import normalize
@@ -57,7 +58,7 @@ def gather_weights(source: Path, gathered: Path, *, custom_operators: bool = Fal
 
 def model_bytes(path: Path) -> int:
     """Return the size on disk of a model, in bytes: its file and its external weights, if any."""
-    beside = path.with_name(f"{path.name}.data")
+    beside = weights_of(path)
     return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
 
 

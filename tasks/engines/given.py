@@ -1,0 +1,173 @@
+"""Files that other tools made, as artifacts of candidates: read as hostile, copied, and compared with the source.
+
+A copy has the bytes of the file, unless its weights lie in files of their own or tensors are renamed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import onnx
+
+from tasks.runtimes.runner import open_runner
+from validators.digests import digest_file
+from validators.errors import CandidateRefused, SourceError
+from validators.graph.interfaces import spec_of
+from validators.graph.source_graph import check_given_graph
+from validators.graph.stored import load_model, save_model
+from validators.job.given_file import GivenFile
+from validators.plain_text import plain
+from validators.records.run import SessionSettings
+from validators.samples.data_advice import yaml_line
+from validators.samples.datasets import TensorSpec
+from validators.untrusted.external_data import bodies_of, external_files, nodes
+
+# Copies a given file to the path of an artifact, with the names of the source at the last path; returns what the file says of
+# its maker.
+TakeUp = Callable[[GivenFile, Path, Path], str]
+
+
+def files_of(given: GivenFile, *, custom_operators: bool = False) -> list[Path]:
+    """Return the files of a given model, the first of which names the others, after checks of what they point to.
+
+    Raises:
+        CandidateRefused: `invalid`: one is missing, truncated, or leads out of its folder.
+    """
+    if given.file.suffix != ".onnx":
+        found = [given.file, given.file.with_suffix(".bin")]
+        if missing := [path.name for path in found if not path.is_file()]:
+            raise _refused(given, f"there is no file {missing[0]}", "both files in one folder", "copy both")
+        return found
+    try:
+        check_given_graph(given.file, custom_operators=custom_operators)
+        return [given.file, *external_files(given.file)]
+    except SourceError as error:
+        raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
+
+
+def take_up(
+    takes: Mapping[str, TakeUp], given: GivenFile, path: Path, session: SessionSettings, source: Path
+) -> dict[str, str]:
+    """Copy a given file to the path of an artifact and check it; return notes on where it is from, by subject.
+
+    `takes` are the endings that the engine takes.
+
+    Raises:
+        CandidateRefused: `unsupported`: the engine takes no such file; `invalid`: it does not fit the source.
+    """
+    take = takes.get(given.file.suffix)
+    if take is None:
+        endings = " or ".join(takes) or "no files of other tools"
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{given.file.name} for {given.engine}",
+            expected=f"a file for {given.engine}: {endings}",
+            fix="name another `engine`, or save the model in another format",
+        )
+    maker = take(given, path, source)
+    check_interface(given, path, session, source)
+    told = [f"is {given.file.name}, sha256 {digest_file(given.file)}"]
+    told += [f"says that {plain(maker)} wrote it"] if maker else []
+    told += [f"was made, as the job says, by: {given.command}"] if given.command else []
+    return {"the file": ", ".join(told)}
+
+
+def take_onnx(given: GivenFile, path: Path, _source: Path) -> str:
+    """Copy an ONNX file to `path`; see `TakeUp`."""
+    model = onnx.load(given.file, load_external_data=False)
+    maker = f"{model.producer_name} {model.producer_version}".strip()
+    if given.inputs or given.outputs or external_files(given.file):
+        model = load_model(given.file)
+        _rename(model.graph, given.inputs | given.outputs)
+        save_model(model, path)
+    else:
+        shutil.copyfile(given.file, path)
+    return maker
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors of a graph wherever they are named, also in bodies."""
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        value.name = names.get(value.name, value.name)
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in graph.node:
+        for tensors in (node.input, node.output):
+            tensors[:] = [names.get(name, name) for name in tensors]
+        for body in bodies_of(node):
+            _rename(body, names)
+
+
+@cache
+def has_ranges_at_run_time(path: Path) -> bool:
+    """Return True if an ONNX file takes the ranges of activations from each request; of another format False."""
+    if path.suffix != ".onnx":
+        return False
+    model = onnx.load(path, load_external_data=False)
+    return any(node.op_type.startswith("DynamicQuantize") for node in nodes(model))
+
+
+def check_interface(given: GivenFile, path: Path, session: SessionSettings, source: Path) -> None:
+    """Check that the file at `path` takes what the source takes, and answers with the same outputs.
+
+    Raises:
+        CandidateRefused: `invalid`: the engine does not load it, or a name, type, axis or the order of outputs differs.
+    """
+    graph = onnx.load(source, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    inputs = {value.name: spec_of(value) for value in graph.input if value.name not in constants}
+    outputs = {value.name: spec_of(value) for value in graph.output}
+    with open_runner(path, session.without_spinning()) as runner:
+        found_inputs = {spec.name: spec for spec in runner.inputs}
+        found_outputs = {spec.name: spec for spec in runner.outputs}
+    _compare(given, "inputs", found_inputs, inputs)
+    _compare(given, "outputs", found_outputs, outputs)
+    if list(found_outputs) != list(outputs):
+        raise _refused(
+            given,
+            f"it has the outputs in the order {', '.join(found_outputs)}",
+            f"{', '.join(outputs)}, as the source",
+            "export it with the outputs in that order",
+        )
+
+
+def _compare(given: GivenFile, what: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
+    if found.keys() != expected.keys():
+        ours, theirs = (
+            [name for name in one if name not in other] for one, other in ((found, expected), (expected, found))
+        )
+        names = yaml_line({what: dict(zip(ours, theirs, strict=True))}) if len(ours) == len(theirs) == 1 else ""
+        raise _refused(
+            given,
+            f"it has the {what} {'; '.join(map(str, found.values()))}",
+            f"those of the source: {'; '.join(map(str, expected.values()))}",
+            f"if that is its name for the same, set `{names}` for this file; else make it of this source"
+            if names
+            else f"make it of this source; where names alone differ, give them as `{what}` of this file",
+        )
+    for name, spec in found.items():
+        if spec.dtype != expected[name].dtype or not _fits(spec.shape, expected[name].shape, is_input=what == "inputs"):
+            raise _refused(
+                given,
+                f"its {what.removesuffix('s')} is {spec}",
+                f"{expected[name]}, as in the source",
+                "make it again with the types and the free axes of the source",
+            )
+
+
+def _fits(found: tuple[object, ...], expected: tuple[object, ...], *, is_input: bool) -> bool:
+    """Return True if a tensor of shape `expected` is one of shape `found`; an output may say less, or more, than the source.
+
+    >>> _fits((None, 3), ("batch", 3), is_input=True), _fits((1, 3), ("batch", 3), is_input=True)
+    (True, False)
+    """
+    pairs = [*zip(found, expected, strict=False)]
+    fixed = [(one, other) for one, other in pairs if isinstance(one, int) and (is_input or isinstance(other, int))]
+    return len(found) == len(expected) and all(one == other for one, other in fixed)
+
+
+def _refused(given: GivenFile, found: str, expected: str, fix: str) -> CandidateRefused:
+    return CandidateRefused(kind="invalid", found=f"{given.file.name}: {found}", expected=expected, fix=fix)

@@ -1,0 +1,42 @@
+"""A file of another tool as a candidate: it is judged, and promoted, as if a recipe had made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from validators.job.candidate_name import GIVEN_NAME, Candidate, Precision, TargetName
+from validators.job.settings_base import Settings
+from validators.targets import facts_of
+
+
+def _is_an_engine(name: str) -> str:
+    if engines := facts_of(name).engines:
+        raise ValueError(f"{name} is a class of devices; name the engine that runs the file: {', '.join(engines)}")
+    return name
+
+
+class GivenFile(Settings):
+    """A file that another tool made from the source, and that is judged beside the recipes."""
+
+    name: Annotated[str, Field(pattern=rf"^{GIVEN_NAME}$")]
+    """Your name for it, such as `nncf`; the candidate is called `int8-given-nncf@openvino`."""
+    file: Path
+    """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
+    engine: Annotated[TargetName, AfterValidator(_is_an_engine)]
+    """Engine that runs it."""
+    precision: Precision = "int8"
+    """What it is said to be: the gates on coverage ask whether kernels of this precision really ran."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """Its inputs that have other names than the source's, each with the name that the source has for it."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """The same for outputs."""
+    command: Annotated[str, Field(max_length=500)] = ""
+    """How it was made, for the records: a command, or the tool with its version."""
+
+    @property
+    def candidate(self) -> str:
+        """Name of the candidate."""
+        return Candidate(self.precision, self.engine, given=self.name).name
