@@ -21,6 +21,8 @@ from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
 from tasks.champion.manifest import runtime_requirements
+from tasks.engines.catalog import find_target
+from tasks.engines.given import take_up
 from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
 from tasks.engines.openvino.pairs import PAIRS
@@ -33,9 +35,11 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.kernels import Kernel
 from tasks.runtimes.runner import open_runner
 from tasks.trials import make_candidate
+from validators.digests import digest_file, digest_model
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.candidate_name import decode
+from validators.job.given_file import GivenFile
 from validators.job.job_gates import Gates
 from validators.job.read_job import parse_job
 from validators.job.recipe_words import describe
@@ -501,3 +505,52 @@ def test_a_consumer_without_the_package_is_told_what_to_install(tmp_path: Path) 
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "found no package openvino; expected openvino==2026.4.1" in done.stdout
+
+
+@pytest.fixture
+def their_ir(tiny: Tiny, tmp_path: Path) -> Path:
+    """What another tool may have saved for OpenVINO: the INT8 file with other names of its input and output."""
+    import openvino as ov
+
+    converted = ov.convert_model(quantized(tiny, tmp_path))
+    converted.inputs[0].get_tensor().set_names({"features"})
+    converted.outputs[0].get_tensor().set_names({"scores", "scores:0"})
+    ov.save_model(converted, tmp_path / "theirs.xml", compress_to_fp16=False)
+    return tmp_path / "theirs.xml"
+
+
+def test_a_file_of_openvino_is_taken_up_and_covered(their_ir: Path, tiny: Tiny, tmp_path: Path) -> None:
+    """With the names of the source, the answers of the INT8 file, and every product in integers, from the `.xml` itself."""
+    names = {"inputs": {"features": "x"}, "outputs": {"scores": "logits"}}
+    given = GivenFile.model_validate({"name": "theirs", "file": their_ir, "engine": "openvino"} | names)
+    path = tmp_path / "taken.xml"
+    told = take_up(find_target("openvino").takes, given, path, OPENVINO, tiny.model)
+    assert "OpenVINO wrote it" in told["the file"]
+    assert digest_model(path) != digest_file(path)  # the weights count
+    batch = {"x": np.asarray(tiny_samples(8, 2)["x"], FLOAT)}
+    with open_runner(path, OPENVINO) as found, open_runner(quantized(tiny, tmp_path), OPENVINO) as expected:
+        assert np.allclose(found.run(batch, ["logits"])[0], expected.run(batch, ["logits"])[0], atol=1e-3)
+    coverage = measure_coverage(path, OPENVINO, batch)
+    assert coverage.share == 1 and sum(coverage.macs_by_kernel.values()) == 8 * (64 * 128 + 128 * 4)
+    float_file = quantized_as_float(tiny, tmp_path)
+    assert measure_coverage(float_file, OPENVINO, batch).share == 0
+
+
+def quantized_as_float(tiny: Tiny, folder: Path) -> Path:
+    """OpenVINO's file of the float model."""
+    import openvino as ov
+
+    ov.save_model(ov.convert_model(tiny.model), folder / "float.xml", compress_to_fp16=False)
+    return folder / "float.xml"
+
+
+def test_a_broken_file_of_openvino_is_refused(their_ir: Path, tiny: Tiny, tmp_path: Path) -> None:
+    given = GivenFile.model_validate({"name": "theirs", "file": their_ir, "engine": "openvino"})
+    with pytest.raises(CandidateRefused, match="features"):
+        take_up(find_target("openvino").takes, given, tmp_path / "taken.xml", OPENVINO, tiny.model)
+    their_ir.with_suffix(".bin").write_bytes(b"")
+    with pytest.raises(CandidateRefused, match=r"theirs\.xml"):
+        take_up(find_target("openvino").takes, given, tmp_path / "taken.xml", OPENVINO, tiny.model)
+    their_ir.write_text(their_ir.read_text()[:500])
+    with pytest.raises(CandidateRefused, match=r"does not read theirs\.xml"):
+        take_up(find_target("openvino").takes, given, tmp_path / "taken.xml", OPENVINO, tiny.model)
