@@ -1,4 +1,6 @@
-"""Steps of a run as Prefect tasks: never cached by Prefect, retried on infrastructure errors alone.
+"""Steps of a run: in a flow run Prefect tasks, never cached by Prefect and retried on infrastructure errors alone.
+
+Elsewhere a step is a plain function, and Prefect need not be installed.
 
 While a server does not answer, a step retries for as long as a restart may take. Other infrastructure errors (a process
 that died, a busy device) are retried twice. A full disk, bad input and a refusal are not retried.
@@ -11,12 +13,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
-
-import httpx
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from tasks.run.context import log
 from tasks.run.log_redaction import shielded
@@ -24,6 +24,9 @@ from tasks.run.progress_events import stage
 from tasks.run.settings import patience_seconds, written_folders
 from tasks.storage.files import room_in
 from validators.errors import ChampionMoved, InfrastructureError, ServiceDown, StorageFull
+
+if TYPE_CHECKING:
+    from prefect import Task
 
 Arguments = ParamSpec("Arguments")
 Outcome = TypeVar("Outcome")
@@ -37,20 +40,62 @@ MOST_RETRIES = 1000
 JITTER = 0.3
 
 
+@dataclass(frozen=True)
+class RunStep(Generic[Arguments, Outcome]):
+    """A function that is called as a Prefect task in a flow run, and as it is elsewhere."""
+
+    fn: Callable[Arguments, Outcome]
+    name: str
+    run_name: str | None
+    retried: bool
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome:
+        """Run the step; return its result, or raise its error."""
+        return self._task(*args, **kwargs) if _is_in_flow_run() else self.fn(*args, **kwargs)
+
+    def outcome(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Outcome | BaseException:
+        """Run the step; return its result, or the error with which it failed after its retries."""
+        if _is_in_flow_run():
+            return self._task(*args, **kwargs, return_state=True).result(raise_on_failure=False)
+        try:
+            return self.fn(*args, **kwargs)
+        except Exception as error:
+            return error
+
+    def submit(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Callable[[], Outcome | BaseException]:
+        """Start the step in a thread of the flow run, or run it; return a function that waits for its `outcome`."""
+        if _is_in_flow_run():
+            return functools.partial(self._task.submit(*args, **kwargs).result, raise_on_failure=False)
+        outcome = self.outcome(*args, **kwargs)
+        return lambda: outcome
+
+    @functools.cached_property
+    def _task(self) -> Task[Arguments, Outcome]:
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        return task(
+            name=self.name,
+            task_run_name=self.run_name,
+            cache_policy=NO_CACHE,
+            retries=MOST_RETRIES if self.retried else 0,
+            retry_delay_seconds=DELAYS_SECONDS,
+            retry_jitter_factor=JITTER,
+            retry_condition_fn=_is_worth_another_try,
+        )(self.fn)
+
+
 def step(
     name: str, *, run_name: str | None = None, retried: bool = True
-) -> Callable[[Callable[Arguments, Outcome]], Task[Arguments, Outcome]]:
-    """Return a decorator that makes a function a Prefect task. `run_name` is a template over its arguments: `make {name}`."""
-    made = task(
-        name=name,
-        task_run_name=run_name,
-        cache_policy=NO_CACHE,
-        retries=MOST_RETRIES if retried else 0,
-        retry_delay_seconds=DELAYS_SECONDS,
-        retry_jitter_factor=JITTER,
-        retry_condition_fn=_is_worth_another_try,
-    )
-    return lambda function: made(shielded(_staged(function, name, run_name)))
+) -> Callable[[Callable[Arguments, Outcome]], RunStep[Arguments, Outcome]]:
+    """Return a decorator that makes a function a step. `run_name` is a template over its arguments: `make {name}`."""
+    return lambda function: RunStep(shielded(_staged(function, name, run_name)), name, run_name, retried)
+
+
+def _is_in_flow_run() -> bool:
+    """Return True in a flow run and in its task runs; in a process that never imported Prefect there are none."""
+    context = sys.modules.get("prefect.context")
+    return context is not None and context.FlowRunContext.get() is not None
 
 
 def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | None) -> Callable[Arguments, Outcome]:
@@ -69,12 +114,16 @@ def _staged(function: Callable[Arguments, Outcome], name: str, run_name: str | N
 
 
 def _is_worth_another_try(_task: Any, task_run: Any, state: Any) -> bool:
+    import httpx  # Prefect's client raises its errors when the server does not answer
+
     try:
         state.result()
     except (ChampionMoved, StorageFull):
         return False
-    except (ServiceDown, httpx.TransportError) as error:
-        is_worth, found = waited_seconds(task_run.run_count) < patience_seconds(), _found(error)
+    except ServiceDown as error:
+        is_worth, found = _is_patient(task_run), error.found
+    except httpx.TransportError as error:
+        is_worth, found = _is_patient(task_run), f"the Prefect server does not answer: {error}"
     except InfrastructureError as error:
         is_worth, found = task_run.run_count <= RETRIES, error.found
     except BaseException:
@@ -86,9 +135,8 @@ def _is_worth_another_try(_task: Any, task_run: Any, state: Any) -> bool:
     return is_worth
 
 
-def _found(error: ServiceDown | httpx.TransportError) -> str:
-    """Return what was found; Prefect's client raises httpx errors when its server does not answer."""
-    return error.found if isinstance(error, ServiceDown) else f"the Prefect server does not answer: {error}"
+def _is_patient(task_run: Any) -> bool:
+    return waited_seconds(task_run.run_count) < patience_seconds()
 
 
 def waited_seconds(attempts: int) -> float:

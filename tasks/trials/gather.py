@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
-
-from prefect import Task
+from typing import ParamSpec
 
 from tasks.run.context import log
+from tasks.run.step import RunStep
 from validators.digests import digest_values
 from validators.errors import BudgetExceeded, InfrastructureError, RefusalKind, StorageFull
 from validators.records.run import Refusal, Trial
 
 Arguments = ParamSpec("Arguments")
-Outcome = TypeVar("Outcome")
 
 
-def outcome_of(
-    step: Task[Arguments, Outcome], *args: Arguments.args, **kwargs: Arguments.kwargs
-) -> Outcome | BaseException:
-    """Run a step; return its result, or the error with which it failed after its retries."""
-    return step(*args, **kwargs, return_state=True).result(raise_on_failure=False)
-
-
-def try_step(name: str, step: Task[Arguments, Trial], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Trial:
+def try_step(name: str, step: RunStep[Arguments, Trial], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Trial:
     """Run a step of a candidate; return its trial, which is a refusal if the step failed. Raises as `trial_of` does."""
-    outcome = outcome_of(step, *args, **kwargs)
-    return trial_of(name, outcome)
+    return trial_of(name, step.outcome(*args, **kwargs))
 
 
 def trial_of(name: str, outcome: Trial | BaseException) -> Trial:

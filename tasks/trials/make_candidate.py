@@ -61,8 +61,8 @@ def make_candidates(
     """Return the trials of candidates in the order of `names`, made as many at a time as the flow's task runner has threads."""
     # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    futures = {name: make_candidate.submit(run, baseline, name, evaluates=evaluates) for name in by_length}
-    return tuple(trial_of(name, futures[name].result(raise_on_failure=False)) for name in names)
+    outcomes = {name: make_candidate.submit(run, baseline, name, evaluates=evaluates) for name in by_length}
+    return tuple(trial_of(name, outcomes[name]()) for name in names)
 
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")

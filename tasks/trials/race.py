@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tasks.engines.variants import leaves_convolutions
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
-from tasks.trials.gather import merge_copies, outcome_of, trial_of, try_step
+from tasks.trials.gather import merge_copies, trial_of, try_step
 from tasks.trials.inspect_variant import share_in_convolutions
 from tasks.trials.judge import fails_early, judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData
@@ -164,7 +164,7 @@ class _Race:
                 trial = self.trials[name]
                 if trial.refusal:
                     continue
-                found = outcome_of(probe_latency, self.run, trial, launch)
+                found = probe_latency.outcome(self.run, trial, launch)
                 if isinstance(found, Latency):
                     self.speeds.add_launch(name, found.speedup)
                 else:
@@ -223,14 +223,14 @@ class _Race:
         With `stops`, those that cannot pass any more are stopped on the way.
         """
         judged_data = self.judged_data if stops else None
-        futures = {
+        outcomes = {
             name: evaluate_candidate.submit(
                 self.run, self.baseline, self.trials[name], judged_data, alone=len(names) == 1
             )
             for name in names
             if self.trials[name].accuracy is None
         }
-        self.trials |= {name: trial_of(name, future.result(raise_on_failure=False)) for name, future in futures.items()}
+        self.trials |= {name: trial_of(name, outcome()) for name, outcome in outcomes.items()}
         for name in names:
             self.trials[name] = judge_trial(self.judged_data, self.trials[name])
             if self.trials[name].is_stopped:
@@ -256,7 +256,7 @@ class _Race:
             return False
         kernels = decode(name).kernels
         if (self.leader, kernels) not in self.in_turn:
-            ratio = outcome_of(measure_in_turn, self.run, self.trials[self.leader], self.trials[name])
+            ratio = measure_in_turn.outcome(self.run, self.trials[self.leader], self.trials[name])
             if not isinstance(ratio, float):
                 return False
             self.in_turn[self.leader, kernels] = name, ratio

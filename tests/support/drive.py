@@ -126,26 +126,17 @@ def main(calls: Path, answers: Path, *, plain: bool) -> None:
 
 @contextlib.contextmanager
 def without_engine() -> Iterator[None]:
-    """Call flows and steps as plain functions: Prefect's engine, its server and its heartbeats take 1.2 s a run.
+    """Call flows as plain functions, and so their steps: Prefect's engine, its server and its heartbeats take 1.2 s a run.
 
     Nothing is retried, nothing is recorded by Prefect, and candidates are made one after the other.
     """
-    from prefect import Flow, Task
-    from prefect.states import Completed, Failed
+    from prefect import Flow
+    from prefect.states import Failed
 
     def flow(self: Any, *given: Any, return_state: bool = False, **named: Any) -> Any:
         try:
             with mock.patch.dict(os.environ, {"PREFECT__RUNTIME__FLOW_RUN__ID": str(uuid.uuid4())}):
                 return self.fn(*given, **named)
-        except Exception as error:
-            return Failed(data=error)
-
-    def step(self: Any, *given: Any, return_state: bool = False, **named: Any) -> Any:
-        return submit(self, *given, **named) if return_state else self.fn(*given, **named)
-
-    def submit(self: Any, *given: Any, **named: Any) -> Any:
-        try:
-            return Completed(data=self.fn(*given, **named))
         except Exception as error:
             return Failed(data=error)
 
@@ -156,8 +147,6 @@ def without_engine() -> Iterator[None]:
     ]
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(Flow, "__call__", flow))
-        patches.enter_context(mock.patch.object(Task, "__call__", step))
-        patches.enter_context(mock.patch.object(Task, "submit", submit))
         patches.enter_context(mock.patch("flows.cli.run.on_server", contextlib.nullcontext))
         patches.enter_context(mock.patch("flows.cli.run.start_server"))
         for name in publishing:

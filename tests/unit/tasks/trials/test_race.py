@@ -12,6 +12,7 @@ import pytest
 from report_data import INVENTORY
 from test_judge import BASELINE_BYTES, Bench, N, latency, make_job
 
+from tasks.run.step import step
 from tasks.trials import race as races
 from tasks.trials.judge_on_samples import JudgedData
 from tasks.trials.race import Raced, race, resume
@@ -69,24 +70,23 @@ class Rehearsal:
         self.convolutions = 0.4
         monkeypatch.setattr(races, "share_in_convolutions", lambda _: self.convolutions)
         monkeypatch.setattr(races, "make_candidates", self.make)
-        monkeypatch.setattr(races, "probe_latency", self.probe)
-        monkeypatch.setattr(races, "measure_in_turn", self.compare)
+        monkeypatch.setattr(races, "probe_latency", step("probe")(self.probe))
+        monkeypatch.setattr(races, "measure_in_turn", step("compare")(self.compare))
         monkeypatch.setattr(races, "measure_latency", self.step("time", self.timed))
         monkeypatch.setattr(races, "evaluate_candidate", self.step("evaluate", self.evaluated))
 
     def step(self, word: str, done: Any) -> Any:
-        """A task with `submit`, that notes who it is called for."""
+        """A step that notes who it is called for."""
 
-        def call(*given: Any, return_state: bool = True, alone: bool = False) -> Any:
+        @step(word)
+        def call(*given: Any, alone: bool = False) -> Any:
             (trial,) = (one for one in given if isinstance(one, Trial))
             if word == "evaluate" and given[-1] is not None and trial.candidate in self.hopeless:
                 self.asked.append(f"look at {trial.candidate}")
-                stopped = replace(trial, outcome="refused", refusal=Refusal("stopped", "worse by at least 0.1"))
-                return SimpleNamespace(result=lambda raise_on_failure: stopped)
+                return replace(trial, outcome="refused", refusal=Refusal("stopped", "worse by at least 0.1"))
             self.asked.append(f"{word} {trial.candidate}")
-            return SimpleNamespace(result=lambda raise_on_failure: done(trial))
+            return done(trial)
 
-        call.submit = call  # type: ignore[attr-defined]  # as Prefect's tasks have
         return call
 
     def make(self, *given: Any, evaluates: bool) -> tuple[Trial, ...]:
@@ -95,20 +95,19 @@ class Rehearsal:
         trials = [Trial(name, variant=variant_of(name), coverage=COVERED) for name in given[-1]]
         return tuple(replace(trial, **self.changes.get(trial.candidate, {})) for trial in trials)
 
-    def probe(self, *given: Any, return_state: bool) -> Any:
+    def probe(self, *given: Any) -> Any:
         trial, launch = given[-2:]
         self.probed.append((trial.candidate, launch))
         speed = SPEED[trial.candidate] * (1 - self.noise, 1 + self.noise)[launch]
         found = replace(latency(Estimate(speed, speed, speed)), launches=1)
         refused = Refusal("invalid", "does not load")
-        return SimpleNamespace(result=lambda raise_on_failure: refused if trial.candidate == self.refused else found)
+        return refused if trial.candidate == self.refused else found
 
-    def compare(self, *given: Any, return_state: bool) -> Any:
+    def compare(self, *given: Any) -> Any:
         leader, trial = (one.candidate for one in given[-2:])
         self.asked.append(f"compare {trial} with {leader}")
         slow, fast = self.direct[leader], self.direct[trial]
-        ratio = None if slow is None or fast is None else fast / slow
-        return SimpleNamespace(result=lambda raise_on_failure: ratio)
+        return None if slow is None or fast is None else fast / slow
 
     def timed(self, trial: Trial) -> Trial:
         return replace(trial, latencies=(self.measured(trial.candidate),))
@@ -383,11 +382,9 @@ def test_an_error_of_a_step_is_the_candidates_refusal(bench: Bench, monkeypatch:
     rehearsal = Rehearsal(bench, monkeypatch, {})
 
     def fail(trial: Trial) -> Any:
-        return (
-            CandidateRefused(kind="invalid", found="no", expected="yes", fix="none")
-            if trial.candidate == FAST
-            else (rehearsal.evaluated(trial))
-        )
+        if trial.candidate == FAST:
+            raise CandidateRefused(kind="invalid", found="no", expected="yes", fix="none")
+        return rehearsal.evaluated(trial)
 
     monkeypatch.setattr(races, "evaluate_candidate", rehearsal.step("evaluate", fail))
     raced = rehearsal.race((FAST, MIDDLE))
