@@ -48,6 +48,24 @@ PURE = (
     "tasks/engines",
     "validators",
 )
+# The path that judges a candidate, and packages that it does without; `requirements/judge.in` lists those that it needs.
+JUDGING = (
+    *("tasks.evidence.load_data", "tasks.evidence.resolve_source", "tasks.evidence.target_inventory"),
+    *(f"tasks.trials.{name}" for name in ("measure_baseline", "make_candidate", "inspect_variant", "measure_accuracy")),
+    *(f"tasks.trials.{name}" for name in ("measure_saturation", "measure_latency", "judge", "confirm", "gather")),
+    *("tasks.engines.catalog", "tasks.records.result_document", "tasks.reporting.page"),
+)
+UNNEEDED = {
+    "boto3",
+    "great_expectations",
+    "httpx",
+    "mlflow",
+    "pandas",
+    "prefect",
+    "sklearn",
+    "torch",
+    "transformers",
+} | {*("cryptography", "openvino", "pyarrow", "rich", "sympy", "tensorrt", "typer", "vl_convert")}
 # Folders that go with versions, and the packages that each imports.
 SHIPPED = {
     "tasks/engines/tensorrt/shipped": {"numpy"},
@@ -132,6 +150,26 @@ def test_pure_folders_load_neither_prefect_nor_mlflow() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "[] True"
+
+
+def test_judging_imports_few_packages() -> None:
+    """In a fresh interpreter where an import of any other fails; the error ends with the first module that has one."""
+    absent = f"""
+import sys
+class Absent:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {UNNEEDED}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent)
+"""
+    names = [
+        *JUDGING,
+        *(name_of(path) for path in modules("tasks/run") if path.stem not in ("__init__", "prefect_server")),
+    ]
+    code = "\n".join([absent, *(f"import {name}" for name in names)])
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, "\n".join(done.stderr.splitlines()[-4:])
 
 
 def test_rooms_import_downwards_only() -> None:

@@ -11,8 +11,6 @@ import re
 from html import escape
 from typing import Any
 
-import vl_convert
-
 from tasks.reporting.pictures.palette import LIGHT, as_variables
 
 Spec = dict[str, Any]
@@ -77,6 +75,8 @@ def to_svg(spec: Spec, description: str) -> str:
 
     `description` is the accessible name. Equal specifications give equal text.
     """
+    import vl_convert  # 84 MB; a page can do without pictures
+
     svg: str = vl_convert.vegalite_to_svg(_whole(spec), vl_version=_VEGA_LITE, allowed_base_urls=[])
     opening, rest = svg[svg.index("<svg") :].split(">", 1)
     # Width and height would fix the size; the view box keeps the aspect ratio.
@@ -91,6 +91,8 @@ def to_svg(spec: Spec, description: str) -> str:
 
 def to_png(spec: Spec) -> bytes:
     """Render a PNG file on a white background."""
+    import vl_convert
+
     whole = _whole(spec) | {"background": LIGHT["ground"], "padding": 12}
     drawn: bytes = vl_convert.vegalite_to_png(whole, vl_version=_VEGA_LITE, scale=PNG_SCALE, allowed_base_urls=[])
     return drawn
