@@ -44,7 +44,7 @@ from tasks.trials.measure_saturation import measure_saturation
 from tasks.trials.race import Raced, race, resume
 from tasks.workers.dispatch import at_target, inventory_of_target, try_candidates
 from tasks.workers.steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY
-from validators.errors import ChampionMoved
+from validators.errors import ChampionMoved, JobError
 from validators.gates.approval import Approval
 from validators.gates.catalog import required_gates
 from validators.gates.champion import champion_gates
@@ -90,8 +90,7 @@ def quantized(run: Run, status: SourceOutcome, *, promote: bool, replace_device:
     with recorded(run, "run") as record:
         status.run = record
         findings = judge_evidence(run, record)
-        assert findings.calibration is not None
-        if findings.calibration.outcome != "refused":
+        if findings.calibration is None or findings.calibration.outcome != "refused":
             findings = judge_candidates(run, findings, promote=promote, replace_device=replace_device, record=record)
             record_trials(run, record, findings.trials, run.evidence.evaluation.file, findings.champion)
         if not findings.sealed:
@@ -113,6 +112,12 @@ def validate(job: Job) -> State[Result]:
     Args:
         job: Only its source and its data are used.
     """
+    if job.data.calibration is None:
+        raise JobError(
+            found="a job without `data.calibration`",
+            expected="calibration data, which is all that this judges",
+            fix="name it, or run the job: files of other tools need none",
+        )
     run = gather_inputs(start_run(job))
     with recorded(run, "validation") as record:
         findings = judge_evidence(run, record)

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from flows.cli import champion as champions
 from flows.cli import export as exports
-from flows.cli import look, service, verify
+from flows.cli import judge, look, service, verify
 from flows.cli import run as runs
 from flows.cli.console import command, documents_only, fail, say
 from validators.errors import EXIT_BAD_INPUT, JobError
@@ -113,6 +113,7 @@ GROUPS: dict[str, tuple[Callable[..., CommandAnswer | None], ...]] = {
         runs.suggest_calibration,
         runs.validate,
         runs.run,
+        judge.judge,
     ),
     "Inspection": (look.status, look.report, look.compare, look.lint, verify.verify, look.doctor),
     "Champions": (

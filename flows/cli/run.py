@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,8 @@ Evaluation = Annotated[str | None, typer.Option(metavar="FILE", help="The evalua
 Metric = Annotated[str | None, typer.Option(metavar="METRIC", help="The metric.")]
 SavedJob = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the job here.")]
 ResultFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result (JSON) here.")]
+JUnitFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML here, for CI.")]
+SummaryFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown here, for CI.")]
 
 ReplaceDevice = Annotated[bool, typer.Option("--replace-device", help="Ignore the champion's device.")]
 
@@ -75,8 +77,8 @@ def run(
     changes: Changes = None,
     save_job: SavedJob = None,
     result: ResultFile = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML here, for CI.")] = None,
-    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown here, for CI.")] = None,
+    junit: JUnitFile = None,
+    summary: SummaryFile = None,
     promote: Annotated[bool, typer.Option(help="Register and promote the winner.")] = True,
     replace_device: ReplaceDevice = False,
 ) -> CommandAnswer:
@@ -268,7 +270,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
     job: Job | None = None
     try:
         with signals_kept():
-            _check_folders(files)
+            check_folders(files.items())
             job = load_job()
             # The time that a demo needs to build its model is not part of the run.
             started = time.monotonic()
@@ -288,7 +290,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
                     kept.enter_context(on_server())
                 result: Result = ended(flow(job)).result(raise_on_failure=False)
     except (Exception, KeyboardInterrupt) as error:
-        return _failed(error, files, job, clock)
+        return failed(error, files, job, clock)
     write_files(result, files)
     beside = time.monotonic() - started - result.seconds.total
     return CommandAnswer(
@@ -298,7 +300,7 @@ def _follow(load_job: Callable[[], Job], files: Files, load: Callable[[], Callab
     )
 
 
-def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:
+def failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None, clock: Clock) -> CommandAnswer:
     """Write the files and return the result document for an error, Ctrl-C or SIGTERM."""
     error = (
         interrupted()
@@ -315,23 +317,28 @@ def _failed(raised: Exception | KeyboardInterrupt, files: Files, job: Job | None
     return CommandAnswer(result, (), error.exit_code)
 
 
-def _check_folders(files: Files) -> None:
-    for option, path in files.items():
+def check_folders(files: Iterable[tuple[str, Path | None]]) -> None:
+    """Check that the folders of files to write exist.
+
+    Raises:
+        JobError: one does not.
+    """
+    for option, path in files:
         if path is not None and not path.resolve().parent.is_dir():
             raise JobError(
                 found=f"{option} {path}: no such folder", expected="a folder that exists", fix=f"mkdir -p {path.parent}"
             )
 
 
-def _local_target(path: Path | S3Uri) -> Path:
+def _local_target(path: Path | S3Uri | None) -> Path:
     """Return the job's calibration file, where the set is written by default.
 
     Raises:
-        JobError: the job's calibration data is on S3.
+        JobError: the job's calibration data is on S3, or it names none.
     """
-    if isinstance(path, S3Uri):
+    if not isinstance(path, Path):
         raise JobError(
-            found=f"`data.calibration` at {path}",
+            found=f"`data.calibration` at {path}" if path else "a job without `data.calibration`",
             expected="a file to write the calibration set to",
             fix="name a file with --out, review it, and upload it",
         )

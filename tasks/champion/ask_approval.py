@@ -13,7 +13,7 @@ from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import ConfigDict, Field
 
-from tasks.records.publish_report import write_report
+from tasks.records.publish_report import report_of
 from tasks.records.result_document import Findings, conclude_awaiting
 from tasks.records.run_record import record_awaiting
 from tasks.registry.champion_slot import place_of
@@ -33,7 +33,7 @@ CANDIDATE_LABEL = "quantgate.candidate"
 # Limit of answers read for one run; each belongs to a different question.
 _ANSWERS = 100
 # A step of its own, so that it is tried again: the page links the run, whose address MLflow knows.
-_written = step("write the report")(write_report)
+_written = step("write the report")(report_of)
 
 
 class Answer(RunInput):

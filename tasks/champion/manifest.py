@@ -160,6 +160,7 @@ def lineage_of(run: LoadedRun, approval: Approval, mlflow_run_id: str, manifest:
     """Return the tags of the version: its sources, its device and runtimes, and every verdict with its evidence."""
     winner = approval.trial
     assert winner.accuracy and winner.latency and winner.coverage
+    calibration = run.evidence.files.get("calibration")
     facts = {
         "source_uri": run.source.uri,
         "source_name": run.source.name,
@@ -167,8 +168,8 @@ def lineage_of(run: LoadedRun, approval: Approval, mlflow_run_id: str, manifest:
         "source_digest": run.source.digest,
         "variant_digest": approval.variant.digest,
         "manifest_digest": digest_text(manifest),
-        "calibration_uri": run.evidence.calibration.file.uri or "",
-        "calibration_digest": run.evidence.calibration.file.digest,
+        "calibration_uri": (calibration.uri or "") if calibration else "",
+        "calibration_digest": calibration.digest if calibration else "",
         "evaluation_uri": run.evidence.evaluation.file.uri or "",
         "evaluation_digest": run.evidence.evaluation.file.digest,
         "candidate": winner.candidate,

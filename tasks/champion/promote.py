@@ -111,8 +111,7 @@ def _offer(run: LoadedRun, approval: Approval, mlflow_run_id: str) -> Iterator[A
 
 def _promoted(run: LoadedRun, approval: Approval, manifest: str, request: Arrays, mlflow_run_id: str) -> Promoted:
     """Return an approved variant with everything that its documents tell; `request` is a batch by input name."""
-    place, evidence, variant = place_of(run.source.name, run.job.target), run.evidence, approval.variant
-    samples = {"calibration": evidence.calibration, "evaluation": evidence.evaluation, "traffic": evidence.traffic}
+    place, variant = place_of(run.source.name, run.job.target), approval.variant
     with open_runner(variant.loaded, variant.session) as runner:
         inputs, outputs = tuple(runner.inputs), tuple(runner.outputs)
     with connect(run.tracking_uri) as client:
@@ -121,7 +120,7 @@ def _promoted(run: LoadedRun, approval: Approval, manifest: str, request: Arrays
         uri=place.uri(place.alias),
         source=run.source,
         source_bytes=model_bytes(run.source.onnx_path),
-        data={role: one.file for role, one in samples.items() if one is not None},
+        data=run.evidence.files,
         inventory=run.inventory,
         job=run.job,
         approval=approval,

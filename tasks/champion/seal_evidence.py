@@ -44,16 +44,27 @@ _COMPUTING = ("numpy", "scipy")
 
 @step("seal the evidence")
 def seal_evidence(run: LoadedRun, mlflow_run_id: str, findings: Findings, *, promotes: bool = False) -> Path:
-    """Write the bundle of a run, upload it to its MLflow run, and return the file in the store.
+    """Write the bundle of a run, upload it to its MLflow run, and return the file in the store; as `make_bundle`.
+
+    Raises:
+        InfrastructureError: MLflow does not answer.
+    """
+    path, told = make_bundle(run, mlflow_run_id, findings, promotes=promotes)
+    with run.clock.work("seal the evidence"), connect(run.tracking_uri) as client:
+        registry_call(client.log_artifact, mlflow_run_id, str(path), str(Path(EVIDENCE).parent))
+    log.info("evidence: %s", told)
+    return path
+
+
+def make_bundle(run: LoadedRun, run_id: str, findings: Findings, *, promotes: bool) -> tuple[Path, str]:
+    """Write the bundle of a run; return the file in the store, and its size and whether it is signed in words.
 
     `promotes` is True if the best trial of the findings is to be promoted. Without a key in the environment the bundle is
     unsigned.
 
     Raises:
         JobError: the signing key cannot be read, or the signing command fails.
-        InfrastructureError: MLflow does not answer.
     """
-    assert findings.calibration is not None
     baseline, best = findings.baseline, findings.best
     with run.clock.work("seal the evidence"):
         signer, members = signer_here(), Members()
@@ -63,11 +74,11 @@ def seal_evidence(run: LoadedRun, mlflow_run_id: str, findings: Findings, *, pro
             decision=_decision(run, findings, promotes=promotes),
             job=run.job.as_run(run.source.name, run.source.version, run.inventory.absent),
             source=run.source,
-            data={"calibration": _data(evidence.calibration.file), "evaluation": _data(evidence.evaluation.file)},
+            data={role: _data(file) for role, file in evidence.files.items() if role != "traffic"},
             inventory=run.inventory,
             code=_code(),
             calibration=findings.calibration,
-            run_id=mlflow_run_id,
+            run_id=run_id,
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         if best is not None and baseline is not None and best.variant and best.accuracy:
@@ -78,10 +89,7 @@ def seal_evidence(run: LoadedRun, mlflow_run_id: str, findings: Findings, *, pro
         stated = sealed_members(members, _of_any_attempt(record), None)[STATEMENT].decode("ascii")
         key = (digest_text(stated), signer.public if signer else "")
         path, _ = run.store.make(Product("evidence", key, Path, partial(write_archive, content)))
-        with connect(run.tracking_uri) as client:
-            registry_call(client.log_artifact, mlflow_run_id, str(path), str(Path(EVIDENCE).parent))
-    log.info("evidence: %d members, %s", len(content), "signed" if signer else "unsigned")
-    return path
+    return path, f"{len(content)} members, {'signed' if signer else 'unsigned'}"
 
 
 def _of_any_attempt(record: EvidenceRecord) -> EvidenceRecord:

@@ -20,20 +20,24 @@ from validators.calibration.model_view import ModelView
 from validators.errors import CandidateRefused, DataError
 from validators.plain_text import as_markdown
 from validators.records.run import CalibrationVerdict
+from validators.samples.datasets import Samples
 
 
 @step("judge calibration data")
-def judge_calibration_data(run: LoadedRun) -> CalibrationVerdict:
+def judge_calibration_data(run: LoadedRun) -> CalibrationVerdict | None:
     """Return the verdict on the calibration data, with the Data Docs page of its checkpoint in the store.
+
+    None for a job without: its candidates are files of other tools.
 
     Raises:
         DataError: the source fails on the samples.
         JobError: `calibration.representation` is no tensor of the source.
     """
     job, evidence = run.job, run.evidence
-    files = [evidence.calibration, evidence.evaluation] + ([evidence.traffic] if evidence.traffic else [])
+    if evidence.calibration is None:
+        return None
     inputs = (
-        [samples.file.digest for samples in files],
+        [file.digest for file in evidence.files.values()],
         run.source.digest,
         evidence.output.name,
         job.data.label,
@@ -44,7 +48,9 @@ def judge_calibration_data(run: LoadedRun) -> CalibrationVerdict:
         [asdict(spec) for spec in evidence.inputs],
     )
     with run.clock.work("judge calibration data"):
-        verdict, _ = run.store.make(Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run)))
+        verdict, _ = run.store.make(
+            Product("calibration-verdict", inputs, CalibrationVerdict, partial(_judge, run, evidence.calibration))
+        )
     create_link_artifact(
         verdict.page.as_uri(),
         key="calibration-data",
@@ -59,11 +65,11 @@ def judge_calibration_data(run: LoadedRun) -> CalibrationVerdict:
     return verdict
 
 
-def _judge(run: LoadedRun, folder: Path) -> CalibrationVerdict:
-    evidence = run.evidence
-    view = _view(run) if run.job.calibration.model_samples else None
+def _judge(run: LoadedRun, samples: Samples, folder: Path) -> CalibrationVerdict:
+    evidence, calibration = run.evidence, one_call_each(samples)
+    view = _view(run, calibration) if run.job.calibration.model_samples else None
     return judge_calibration(
-        one_call_each(evidence.calibration),
+        calibration,
         one_call_each(evidence.evaluation),
         one_call_each(evidence.traffic) if evidence.traffic else None,
         view,
@@ -73,10 +79,10 @@ def _judge(run: LoadedRun, folder: Path) -> CalibrationVerdict:
     )
 
 
-def _view(run: LoadedRun) -> ModelView | None:
+def _view(run: LoadedRun, calibration: Samples) -> ModelView | None:
     """Return the source's view of some calibration and reference samples; None if either side has no usable sample."""
     job, evidence = run.job, run.evidence
-    calibration, reference = one_call_each(evidence.calibration), one_call_each(evidence.reference)
+    reference = one_call_each(evidence.reference)
     try:
         with open_tapped(
             run.source.onnx_path,

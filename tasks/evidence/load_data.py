@@ -69,13 +69,14 @@ def _load(run: Run, source: Source) -> Evidence:
     settings = with_mapped_weights(run.reference_session, source.onnx_path)
     with _source_errors(source), open_session(source.onnx_path, settings) as session:
         feeds, output, batch_axis = _describe(job, source, session)
-        calibration = load_file(run, "calibration", job.data.calibration, feeds, source)
+        given = job.data.calibration
+        calibration = load_file(run, "calibration", given, feeds, source) if given else None
         evaluation = load_file(run, "evaluation", job.data.evaluation, feeds, source)
         if facts_of(job.target).generates:
-            for windows in (calibration, evaluation):
+            for windows in filter(None, (calibration, evaluation)):
                 check_context(job, source.onnx_path.parent, windows, source.uri)
         traffic = load_file(run, "traffic", job.data.traffic, feeds, source) if job.data.traffic else None
-        _check_fixed_batch(batch_axis, run, calibration, evaluation)
+        _check_fixed_batch(batch_axis, run, *filter(None, (calibration, evaluation)))
         metric = job_metric(job)
         others = tuple(_judged_output(name, describe_outputs(session)) for name in job.output_names[1:])
         probe, sample_bytes = _probe(session, metric, (output, *others), evaluation, batch_axis)
@@ -83,7 +84,8 @@ def _load(run: Run, source: Source) -> Evidence:
         axes = {axis for one in feeds.model for axis in one.shape if isinstance(axis, str)}
         _check_same_size(session, metric, output, evaluation, batch_axis or 1, axes)
     check_evaluation(evaluation, labels, metric=metric.name, label=job.data.label)
-    check_calibration_labels(calibration, labels, job.data.label)
+    if calibration is not None:
+        check_calibration_labels(calibration, labels, job.data.label)
     evaluation = _clustered_by(labels, evaluation)
     check_bounds_have_units(job, evaluation.labels)
     _check_axes(job, feeds.samples)
@@ -105,7 +107,8 @@ def _load(run: Run, source: Source) -> Evidence:
         is_right_or_wrong=metric.is_right_or_wrong,
     )
     _check_prompts(job, confirmation, clusters)
-    log.info("data: %d calibration and %d evaluation samples", len(calibration), len(evaluation))
+    told = f"{len(calibration)} calibration and " if calibration else ""
+    log.info("data: %s%d evaluation samples", told, len(evaluation))
     if copies:
         log.warning("%d evaluation samples are copies of others: gates count each with its copies once", copies)
     return Evidence(

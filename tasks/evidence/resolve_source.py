@@ -248,7 +248,7 @@ def _find_program(data: Path, uri: str, allowed: bool, example: Callable[[], tup
 def _parity_samples(run: Run, inputs: tuple[TensorSpec, ...]) -> Samples:
     data = run.job.data
     # Before a calibration set is picked from a pool, its file does not exist.
-    to_pick = isinstance(data.calibration, Path) and not data.calibration.exists()
+    to_pick = data.calibration is None or (isinstance(data.calibration, Path) and not data.calibration.exists())
     role: Literal["calibration", "evaluation"] = "evaluation" if to_pick else "calibration"
     feeds = feeds_of(run.job.inputs, inputs, run.job.source)
     return first_calls(load_place(run, getattr(data, role), feeds, role))

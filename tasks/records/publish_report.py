@@ -12,12 +12,11 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
-from tasks.records.flipped import changes_of
 from tasks.records.result_document import Findings
 from tasks.records.run_record import report_address, run_address
+from tasks.records.write_report import write_report
 from tasks.reporting.markdown import artifact_rows, headline, verdict_markdown
-from tasks.reporting.page import About, render_page
-from tasks.reporting.pictures.run_pictures import draw_pictures
+from tasks.reporting.page import About
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.prefect_server import server_client
@@ -25,7 +24,6 @@ from tasks.run.step import step
 from validators.plain_text import as_markdown, plain
 from validators.records.artifact_paths import EVIDENCE, JOB, RESULT
 from validators.records.result import Result
-from validators.redact import redact
 
 # Prefix of tags with the outcome of a run; a new attempt replaces the tags of the one before.
 TAG = "result: "
@@ -34,7 +32,7 @@ TAG = "result: "
 @step("publish report")
 def publish_report(run: LoadedRun, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the pictures into the state folder and the table to Prefect; return the page's path."""
-    page = write_report(run, record, findings, result)
+    page = report_of(run, record, findings, result)
     create_markdown_artifact(verdict_markdown(result), key="verdict", description=as_markdown(result.reason))
     if rows := artifact_rows(result):
         create_table_artifact(rows, key="candidates", description="one row a candidate")
@@ -70,19 +68,7 @@ def _tag_flow_run(result: Result) -> None:
         client.update_flow_run(UUID(str(flow_run.id)), tags=[*others, *(f"{TAG}{word}" for word in told)])
 
 
-def write_report(run: LoadedRun, record: str, findings: Findings, result: Result) -> Path:
+def report_of(run: LoadedRun, record: str, findings: Findings, result: Result) -> Path:
     """Write `report.html` and the pictures into the state folder; return the page's path."""
     folder = run.state / "reports" / record
-    page = folder / "report.html"
-    with run.clock.work("report"):
-        folder.mkdir(parents=True, exist_ok=True)
-        changes = changes_of(run, findings.baseline, findings.trials)
-        sqnr = {name: one.sqnr_db for name, one in changes.items()}
-        pictures = draw_pictures(result, run.job.gates, findings.trials, sqnr)
-        about = about_run(run, record, findings, folder)
-        worst = {name: one.worst for name, one in changes.items()}
-        text = render_page(result, run.job, findings.trials, pictures, about, worst)
-        page.write_text(redact(text), encoding="utf-8")
-        for name, picture in pictures.of_run(result.chosen).items():
-            (folder / f"{name}.png").write_bytes(picture.png)
-    return page
+    return write_report(run, folder, findings, result, about_run(run, record, findings, folder))

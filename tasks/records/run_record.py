@@ -112,7 +112,7 @@ def open_run(run: Run, kind: str) -> str:
 
 
 @step("record in MLflow")
-def record_evidence(run: LoadedRun, run_id: str, calibration: CalibrationVerdict) -> None:
+def record_evidence(run: LoadedRun, run_id: str, calibration: CalibrationVerdict | None) -> None:
     """Record the run's inputs: data sets, the confirmation samples, source and inventory as tags, the calibration page."""
     with run.clock.work("record in MLflow"), connect(run.tracking_uri) as client:
         registry_call(client.log_inputs, run_id, datasets=_datasets(run.evidence))
@@ -127,14 +127,16 @@ def record_evidence(run: LoadedRun, run_id: str, calibration: CalibrationVerdict
         facts["evaluation_confirmed"] = str(count_confirmations(client, run_id, run.evidence.evaluation))
         for key, value in facts.items():
             registry_call(client.set_tag, run_id, f"quantgate.{key}", value)
-        registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
-        failed = {f"quantgate.calibration.{check.name}": str(check.severity) for check in calibration.failed}
-        figures = {f"calibration_{name}": value for name, value in calibration.figures.items()}
-        registry_call(client.log_batch, run_id, metrics=as_metrics(figures), tags=as_tags(failed))
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
             rows = Path(folder, PurePosixPath(CONFIRMATION_ROWS).name)
             np.save(rows, run.evidence.confirmation)
             registry_call(client.log_artifact, run_id, str(rows), str(PurePosixPath(CONFIRMATION_ROWS).parent))
+        if calibration is None:
+            return
+        registry_call(client.set_tag, run_id, "quantgate.calibration", calibration.outcome)
+        failed = {f"quantgate.calibration.{check.name}": str(check.severity) for check in calibration.failed}
+        figures = {f"calibration_{name}": value for name, value in calibration.figures.items()}
+        registry_call(client.log_batch, run_id, metrics=as_metrics(figures), tags=as_tags(failed))
         # Only the page and its ranges: MLflow's preview cannot load the other files beside the page in the store.
         for file in (calibration.page, calibration.page.with_name(RANGES_FILE)):
             if file.exists():

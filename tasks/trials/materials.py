@@ -61,6 +61,7 @@ def as_refusal(error: CandidateRefused) -> Refusal:
 def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVariant, bool]:
     """Return a candidate's variant, or the refusal that it ended in, and whether the store had it."""
     evidence = run.evidence
+    calibration = evidence.calibration or evidence.evaluation
     threads = run.job.measurement.points[0].threads or usable_cores()
     given = run.job.given_files.get(candidate.name)
     materials = replace(materials_of(run), given=given)
@@ -74,7 +75,7 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
         _slow_nodes(candidate, materials) if candidate.fast else None,
         *_graph_inputs(run.source, run.inventory),
         digest_file(run.source.program) if run.source.program else None,
-        evidence.calibration.file.digest,
+        calibration.file.digest,
         threads,
         # A refusal of what is not portable must not be found by a job that does not ask for it.
         asdict(materials.processor),
@@ -109,7 +110,9 @@ def _make_variant(
 def materials_of(run: LoadedRun) -> Materials:
     """Return the float graphs and calibration files, each made on first use and kept in the store."""
     source, evidence = run.source, run.evidence
-    calibration, fixed_batch, seed = evidence.calibration, evidence.batch_axis, run.job.seed
+    # Files of other tools need no calibration: their answers are compared on evaluation samples then.
+    calibration = evidence.calibration or evidence.evaluation
+    fixed_batch, seed = evidence.batch_axis, run.job.seed
     threads = run.job.measurement.points[0].threads or usable_cores()
     processor = run.job.processor_of(run.inventory)
     few = partial(few_samples, calibration, fixed_batch)
@@ -272,7 +275,7 @@ def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, fo
                 float_model,
                 find_parts(graph, everything.quantized, by_input=candidate.dynamic),
                 quantize,
-                run.evidence.calibration,
+                run.evidence.calibration or run.evidence.evaluation,
                 run.evidence.output.name,
                 settings,
                 fixed_batch=run.evidence.batch_axis,

@@ -128,7 +128,14 @@ def load_calibration(run: Run, lineage: Lineage, feeds: Feeds, source: Source) -
     Raises:
         DataError: the data is missing, or has changed.
     """
-    samples = load_file(run, "calibration", run.job.data.calibration, feeds, source)
+    place = run.job.data.calibration
+    if place is None:
+        raise DataError(
+            found="a job without calibration data",
+            expected="samples that the traffic can be compared with",
+            fix="set `data.calibration`, promote again, and the next look measures drift",
+        )
+    samples = load_file(run, "calibration", place, feeds, source)
     if samples.file.digest != lineage.calibration_digest:
         raise DataError(
             found=f"calibration data {samples.file.path.name} has sha256 {samples.file.digest[:12]}, but the champion was "

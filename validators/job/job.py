@@ -213,6 +213,8 @@ class Job(Settings):
             raise ValueError("`gates.logged` bounds metrics that the job's `step` logs, but the job has no `step`")
         if not facts.has_drop and self.gates.min_sqnr_db is None:
             raise ValueError(f"the metric {self.metric} has no drop that a gate could judge: set `gates.min_sqnr_db`")
+        if self.data.calibration is None and self.given_files.keys() != set(self.candidate_names):
+            raise ValueError("`data.calibration` may be left out only where every candidate is a file of another tool")
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
             raise ValueError("`gates.max_cost_per_million` needs `measurement.price_per_hour`")
         return self

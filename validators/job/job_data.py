@@ -64,9 +64,9 @@ class Data(Settings):
     for the label.
     """
 
-    calibration: DataPlace
+    calibration: DataPlace | None = None
     """Samples that determine quantization ranges, such as `/data/fraud/calibration.npz`. Labels are optional and used to judge
-    coverage."""
+    coverage. Null where every candidate is a file of another tool."""
     evaluation: DataPlace
     """Samples on which accuracy is measured, such as `/data/fraud/evaluation.npz`; never used for anything else."""
     label: str = "label"

@@ -62,7 +62,7 @@ class EvidenceRecord:
     data: dict[str, DataFacts]
     inventory: Inventory
     code: CodeFacts
-    calibration: CalibrationFacts
+    calibration: CalibrationFacts | None
     run_id: str
     finished_at: str
     baseline: Accuracy | None = None

@@ -117,7 +117,7 @@ def _macs(operation: Any, kind: str) -> int:
     data, weights, out = (tuple(shape) for shape in _shapes(operation))
     if kind == "MatMul":
         summed: int = data[-2 if operation.get_attributes()["transpose_a"] and len(data) > 1 else -1]
-        return math.prod(out) * summed
+        return int(math.prod(out) * summed)
     return _MACS[kind](data, weights, out)
 
 

@@ -1,0 +1,93 @@
+"""Command that judges one file beside another, for CI: no job file, no registry, no server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.console import err, prepared
+from flows.cli.progress import show_progress
+from flows.cli.results import Files, result_parts, write_files
+from flows.cli.run import EXIT_CODES, Changes, JUnitFile, Metric, ResultFile, SummaryFile, check_folders, failed
+from tasks.run.signals import signals_kept
+from validators.records.answer import CommandAnswer
+
+if TYPE_CHECKING:
+    from validators.job.job import Job
+
+# Engine of a file by its ending.
+ENGINES = {".xml": "openvino"}
+
+
+def judge(
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="The float model: an ONNX file.")],
+    variant: Annotated[Path, typer.Argument(metavar="VARIANT", help="What was made of it: .onnx, or OpenVINO's .xml.")],
+    data: Annotated[str, typer.Option(metavar="FILE", help="Samples with labels: .csv, .npz, .parquet or .arrow.")],
+    metric: Metric = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="What runs the variant; by its ending: ort-cpu, or openvino.")
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="PRECISION", help="What the variant is said to be.")] = "int8",
+    changes: Changes = None,
+    result: ResultFile = None,
+    junit: JUnitFile = None,
+    summary: SummaryFile = None,
+    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the evidence (zip) here.")] = None,
+) -> CommandAnswer:
+    """Judge a quantized file beside its float model.
+
+    Needs no registry and no server. Coverage by real kernels, sanity, metric, latency, confirmation and gates are those of
+    `run`. Exit code 0: the variant passes; 3: it does not; 2: bad input; 1: infrastructure; 130: Ctrl-C.
+
+    Example: quantgate judge model.onnx model.int8.onnx --data test.csv --set gates.max_drop=0.01
+    """
+    from tasks.run.clock import Clock
+
+    clock, job = Clock(), None
+    files: Files = {"--result": result, "--junit": junit, "--summary": summary}
+    try:
+        with signals_kept():
+            check_folders([*files.items(), ("--evidence", evidence)])
+            job = _job_of(baseline, variant, data, metric, engine, precision, changes or ())
+            prepared()
+            with show_progress(err, job):
+                from flows.judge import judge as flow
+
+                found = flow(job, evidence)
+    except (Exception, KeyboardInterrupt) as error:
+        return failed(error, files, job, clock)
+    write_files(found, files)
+    return CommandAnswer(found, result_parts(found), EXIT_CODES[found.outcome])
+
+
+def _job_of(
+    baseline: Path,
+    variant: Path,
+    data: str,
+    metric: str | None,
+    engine: str | None,
+    precision: str,
+    changes: Sequence[str],
+) -> Job:
+    """Return the job that judges the variant alone, with `changes`; paths are relative to the present folder."""
+    from tasks.run.user_functions import check_places
+    from validators.job.read_job import changed, parse_job
+
+    runs_in = engine or ENGINES.get(variant.suffix, "ort-cpu")
+    name = re.sub(r"[^a-z0-9_.-]+", "-", variant.stem.lower()).strip("-_.")[:40] or "variant"
+    given = {"name": name, "file": str(variant), "engine": runs_in, "precision": precision}
+    raw: dict[str, object] = {
+        "source": str(baseline),
+        "target": runs_in,
+        "data": {"evaluation": data},
+        "candidates": [given],
+        "search": "all",
+    }
+    raw |= {"metric": metric} if metric else {}
+    job = parse_job(changed(raw, list(changes)), base=Path.cwd(), origin="the command line")
+    check_places(job)
+    return job
