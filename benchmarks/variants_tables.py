@@ -71,9 +71,11 @@ def _bounds(ratio: dict[str, Any]) -> str:
 def main() -> None:
     """Print all tables."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    figures = json.loads((folder / "variants_cpu.json").read_text(encoding="utf-8"))
-    for table in (choices, rivals, candidates):
-        print("\n".join(table(figures)), end="\n\n")
+    for file in sorted(folder.glob("variants_cpu*.json")):
+        figures = json.loads(file.read_text(encoding="utf-8"))
+        print(file.name, end="\n\n")
+        for table in (choices, rivals, candidates):
+            print("\n".join(table(figures)), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def _report_usage_error(error: typer.TyperException, *, as_json: bool) -> int:
 app = typer.Typer(
     name="quantgate",
     cls=Commands,
-    help="Quantize a registered model, judge every variant where it will run, promote the best that passes.",
+    help="Quantize a model, judge every variant where it will run, promote the best.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -43,7 +43,7 @@ def judge(
     Needs no registry and no server. Coverage by real kernels, sanity, metric, latency, confirmation and gates are those of
     `run`. Exit code 0: the variant passes; 3: it does not; 2: bad input; 1: infrastructure; 130: Ctrl-C.
 
-    Example: quantgate judge model.onnx model.int8.onnx --data test.csv --set gates.max_drop=0.01
+    Example: quantgate judge model.onnx int8.onnx --data test.csv
     """
     from tasks.run.clock import Clock
 
@@ -86,6 +86,7 @@ def _job_of(
         "data": {"evaluation": data},
         "candidates": [given],
         "search": "all",
+        "confirmation": {"candidates": 1},
     }
     raw |= {"metric": metric} if metric else {}
     job = parse_job(changed(raw, list(changes)), base=Path.cwd(), origin="the command line")

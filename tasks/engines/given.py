@@ -6,7 +6,7 @@ A copy has the bytes of the file, unless its weights lie in files of their own o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -30,12 +30,22 @@ from validators.untrusted.external_data import bodies_of, external_files, nodes
 TakeUp = Callable[[GivenFile, Path, Path], str]
 
 
-def files_of(given: GivenFile, *, custom_operators: bool = False) -> list[Path]:
+def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bool = False) -> list[Path]:
     """Return the files of a given model, the first of which names the others, after checks of what they point to.
 
+    `endings` are those that its engine takes.
+
     Raises:
-        CandidateRefused: `invalid`: one is missing, truncated, or leads out of its folder.
+        CandidateRefused: `unsupported`: the engine takes no such file; `invalid`: one is missing, truncated, or leads out of its
+            folder.
     """
+    if given.file.suffix not in endings:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{given.file.name} for {given.engine}",
+            expected=f"a file for {given.engine}: {' or '.join(endings) or 'it takes none of other tools'}",
+            fix="name another `engine`, or save the model in another format",
+        )
     if given.file.suffix != ".onnx":
         found = [given.file, given.file.with_suffix(".bin")]
         if missing := [path.name for path in found if not path.is_file()]:
@@ -48,25 +58,12 @@ def files_of(given: GivenFile, *, custom_operators: bool = False) -> list[Path]:
         raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
 
 
-def take_up(
-    takes: Mapping[str, TakeUp], given: GivenFile, path: Path, session: SessionSettings, source: Path
-) -> dict[str, str]:
+def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings, source: Path) -> dict[str, str]:
     """Copy a given file to the path of an artifact and check it; return notes on where it is from, by subject.
 
-    `takes` are the endings that the engine takes.
-
     Raises:
-        CandidateRefused: `unsupported`: the engine takes no such file; `invalid`: it does not fit the source.
+        CandidateRefused: `invalid`: it does not fit the source.
     """
-    take = takes.get(given.file.suffix)
-    if take is None:
-        endings = " or ".join(takes) or "no files of other tools"
-        raise CandidateRefused(
-            kind="unsupported",
-            found=f"{given.file.name} for {given.engine}",
-            expected=f"a file for {given.engine}: {endings}",
-            fix="name another `engine`, or save the model in another format",
-        )
     maker = take(given, path, source)
     check_interface(given, path, session, source)
     told = [f"is {given.file.name}, sha256 {digest_file(given.file)}"]

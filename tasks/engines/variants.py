@@ -52,7 +52,7 @@ def make_variant(
     noted: dict[str, str] = {}
     if materials.given:
         path = path.with_suffix(materials.given.file.suffix)
-        noted = take_up(target.takes, materials.given, path, session, materials.source)
+        noted = take_up(target.takes[path.suffix], materials.given, path, session, materials.source)
     else:
         changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
         if path.suffix == ".onnx":

@@ -50,12 +50,12 @@ def next_steps(result: Result, job: Job | None, run: str = "") -> list[NextStep]
                 f"Go back to {back}",
                 join(["quantgate", "rollback", *at, *([] if champion.previous else ["--to", "0"]), "--reason", "WHY"]),
             ),
-            NextStep("Look for drift in its traffic; the job needs a `watch`", "quantgate watch"),
+            NextStep("Look for drift in its traffic; the job needs the key watch", "quantgate watch"),
         ]
     if result.outcome == "winner" and job.source_is_file:
         return [
             NextStep(
-                "Register the model in MLflow, and run the job with its `models:/` address: files are not promoted"
+                "Files are not promoted: to promote it, register the model in MLflow and run a job with source models:/NAME/VERSION"
             )
         ]
     if result.outcome == "winner":

@@ -24,12 +24,19 @@ def check_places(job: Job) -> None:
 
     Raises:
         DataError: a data file is missing.
-        JobError: the operator does not allow a function.
+        JobError: a file of another tool is missing, or the operator does not allow a function.
     """
     data, measured = job.data, job.measurement
     for role, place in (("calibration", data.calibration), ("evaluation", data.evaluation), ("traffic", data.traffic)):
         if isinstance(place, Path):
             check_exists(place, role)
+    for given in job.given_files.values():
+        if not given.file.exists():
+            raise JobError(
+                found=f"`candidates`: no file {given.file}",
+                expected="a file that another tool made",
+                fix="correct `file`",
+            )
     named = {
         "metric": job.metric if job.metric_is_function else None,
         "data.read": data.read,

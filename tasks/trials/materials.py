@@ -65,7 +65,8 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     threads = run.job.measurement.points[0].threads or usable_cores()
     given = run.job.given_files.get(candidate.name)
     materials = replace(materials_of(run), given=given)
-    files = files_of(given, custom_operators=bool(run.libraries)) if given else ()
+    endings = find_target(candidate.target).takes
+    files = files_of(given, endings, custom_operators=bool(run.libraries)) if given else ()
     inputs = (
         candidate.name,
         # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.

@@ -186,7 +186,7 @@ def test_a_yaml_block_is_a_job_or_a_workflow(block: Block, tmp_path: Path) -> No
     for line in (line for script in scripts for line in script.splitlines() if line.startswith("uv ")):
         check_command(shlex.split(line.replace("$QUANTGATE", read["env"]["QUANTGATE"])))
     called = [found for script in scripts for found in re.findall(r"bin/quantgate ([^;}\n]+)", script)]
-    assert len(called) == 2
+    assert called, "a workflow that does not use it"
     for line in called:
         check_quantgate(shlex.split(line.replace("$JOB", "job.yaml")))
 

@@ -1,7 +1,5 @@
 """Candidates and their names: `<precision>-<method>...[+fused][+kv<bits>]@<target>` decodes mechanically, both ways.
 
-A file that another tool made has the name `<precision>-given-<name>@<target>`; the job says where it is (`GivenFile`).
-
 fp32-fused@ort-cpu                    the float graph after the runtime's transformer fusions
 fp16@tensorrt                         float16 weights and activations; on ort-cuda too
 bf16@openvino                         the float graph computed in bfloat16
@@ -24,7 +22,7 @@ int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero poin
 int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
-int8-given-nncf@openvino              the file that the job calls `nncf`, said to be INT8
+int8-given-nncf@openvino              a file of another tool, which the job calls `nncf`
 """
 
 from __future__ import annotations

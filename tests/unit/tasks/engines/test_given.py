@@ -33,9 +33,10 @@ def given_of(path: Path, **more: object) -> GivenFile:
 
 def taken(given: GivenFile, tiny: Tiny, folder: Path) -> tuple[Path, str]:
     """The copy of a file, and what is said about it."""
-    files_of(given)
+    takes = find_target(given.engine).takes
+    files_of(given, takes)
     path = folder / f"taken{given.file.suffix}"
-    told = take_up(find_target(given.engine).takes, given, path, CPU, tiny.model)
+    told = take_up(takes[given.file.suffix], given, path, CPU, tiny.model)
     return path, told["the file"]
 
 
@@ -60,7 +61,7 @@ def test_weights_in_files_of_their_own_come_along(tiny: Tiny, tmp_path: Path) ->
     model = tiny_model(*tiny.weights)
     onnx.save(model, tmp_path / "theirs.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     given = given_of(tmp_path / "theirs.onnx")
-    assert [path.name for path in files_of(given)] == ["theirs.onnx", "w.bin"]
+    assert [path.name for path in files_of(given, [".onnx"])] == ["theirs.onnx", "w.bin"]
     path, _ = taken(given, tiny, tmp_path)
     (tmp_path / "w.bin").unlink()
     assert_same_answers(path, tiny)
@@ -149,7 +150,7 @@ def test_outputs_in_another_order_are_refused(tmp_path: Path) -> None:
 
     source, file = save(["a", "b"], tmp_path / "source.onnx"), save(["b", "a"], tmp_path / "theirs.onnx")
     with pytest.raises(CandidateRefused, match="order b, a"):
-        take_up(find_target("ort-cpu").takes, given_of(file), tmp_path / "taken.onnx", CPU, source)
+        take_up(find_target("ort-cpu").takes[".onnx"], given_of(file), tmp_path / "taken.onnx", CPU, source)
 
 
 @pytest.mark.parametrize("name", ["theirs.onnx", "theirs.pkl", "theirs.pt", "theirs.xml", "theirs"])
