@@ -36,8 +36,7 @@ def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bo
     `endings` are those that its engine takes.
 
     Raises:
-        CandidateRefused: `unsupported`: the engine takes no such file; `invalid`: one is missing, truncated, or leads out of its
-            folder.
+        CandidateRefused: `unsupported`: the engine takes no such file; `invalid`: one is missing, broken, or leads elsewhere.
     """
     if given.file.suffix not in endings:
         raise CandidateRefused(

@@ -55,7 +55,7 @@ def next_steps(result: Result, job: Job | None, run: str = "") -> list[NextStep]
     if result.outcome == "winner" and job.source_is_file:
         return [
             NextStep(
-                "Files are not promoted: to promote it, register the model in MLflow and run a job with source models:/NAME/VERSION"
+                "Files are not promoted: register the model in MLflow, and run a job with its address, models:/NAME/VERSION"
             )
         ]
     if result.outcome == "winner":
