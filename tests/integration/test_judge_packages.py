@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from importlib import metadata
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judge") / "venv"
     found = linked(folder, (ROOT / "requirements" / "judge.in").read_text(encoding="utf-8").split())
     (site,) = folder.glob("lib/*/site-packages")
-    facts = next(file for file in metadata.files("quantgate") or () if file.name == "METADATA")
-    (site / facts.parts[0]).symlink_to(Path(str(facts.locate())).parent)
+    facts = next(Path(sysconfig.get_path("purelib")).glob("quantgate-*.dist-info"))
+    (site / facts.name).symlink_to(facts)
     return found
 
 

@@ -14,11 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from typing import TYPE_CHECKING, Any
 
 from tasks.champion.signed_evidence.check import FORMAT
 from tasks.champion.signed_evidence.envelope import (
@@ -32,6 +28,10 @@ from tasks.champion.signed_evidence.envelope import (
 )
 from validators.errors import JobError
 from validators.records.bundle import EvidenceRecord
+
+if TYPE_CHECKING:
+    # Unsigned evidence needs no such package.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 BUILD_TYPE = f"urn:quantgate:evidence:v{FORMAT}"
 KEY_FILE, COMMAND, PUBLIC_FILE = (
@@ -58,6 +58,8 @@ class Signer:
         """
         if self.private is not None:
             return self.private.sign(message)
+        from cryptography.exceptions import InvalidSignature
+
         try:
             done = subprocess.run(
                 shlex.split(self.command), input=message, capture_output=True, timeout=_COMMAND_SECONDS, check=True
@@ -77,12 +79,15 @@ def signer_here() -> Signer | None:
     """Return the signer that the environment names, or None.
 
     Raises:
-        JobError: a key cannot be read, or is not an Ed25519 key.
+        JobError: a key cannot be read, or is not an Ed25519 key, or the package cryptography is missing.
     """
     if path := os.environ.get(KEY_FILE):
         try:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+            from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
             private = load_pem_private_key(Path(path).read_bytes(), password=None)
-        except (OSError, ValueError, TypeError) as error:
+        except (ImportError, OSError, ValueError, TypeError) as error:
             raise _no_key(KEY_FILE, path, error) from error
         if not isinstance(private, Ed25519PrivateKey):
             raise _no_key(KEY_FILE, path, "a key of another kind")
@@ -92,7 +97,7 @@ def signer_here() -> Signer | None:
         try:
             public = Path(path).read_text(encoding="ascii")
             public_key(public)
-        except (OSError, ValueError) as error:
+        except (ImportError, OSError, ValueError) as error:
             raise _no_key(PUBLIC_FILE, path, error) from error
         return Signer(public, command=command)
     return None
@@ -143,6 +148,8 @@ def sealed(statement: Mapping[str, Any], signer: Signer | None) -> bytes:
 
 
 def _pem(key: Ed25519PublicKey) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
 
 
