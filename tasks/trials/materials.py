@@ -13,6 +13,7 @@ import onnx
 from tasks.engines.catalog import code_of_engine, find_target
 from tasks.engines.given import files_of
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
+from tasks.evidence.given_source import with_local_file
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
 from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
@@ -63,7 +64,8 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     evidence = run.evidence
     calibration = evidence.calibration or evidence.evaluation
     threads = run.job.measurement.points[0].threads or usable_cores()
-    given = run.job.given_files.get(candidate.name)
+    told = run.job.given_files.get(candidate.name)
+    given = with_local_file(run, told) if told else None
     materials = replace(materials_of(run), given=given)
     endings = find_target(candidate.target).takes
     files = files_of(given, endings, custom_operators=bool(run.libraries)) if given else ()
@@ -86,7 +88,11 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
         run.job.calibration.max_memory_mb,
         run.job.budgets.memory_mb,
         code_of_engine(candidate.target),
-        *([given.model_dump(mode="json"), [digest_file(file) for file in files]] if given else ()),
+        *(
+            [given.model_dump(mode="json") | {"file": given.file.name}, [digest_file(file) for file in files]]
+            if given
+            else ()
+        ),
     )
     make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
     return run.store.make(Product("variant", inputs, MadeVariant, make))

@@ -30,6 +30,20 @@ for uri in sys.argv[2:]:
     print((answers.argmax(axis=1) == data["label"]).mean())
 print([name for name in sys.modules if name.split(".")[0] in ("tasks", "validators", "flows")])
 """
+# Registers a quantized file as another team may have: as it is.
+REGISTER = """
+import sys
+import mlflow
+from tasks.run.settings import artifact_location, state_folder, tracking_uri
+where = tracking_uri(state_folder())
+mlflow.set_tracking_uri(where)
+mlflow.set_experiment(experiment_id=mlflow.create_experiment("theirs", artifact_location(where)))
+with mlflow.start_run() as run:
+    mlflow.log_artifact(sys.argv[1], "theirs")
+client = mlflow.MlflowClient()
+client.create_registered_model("tiny-int8")
+client.create_model_version("tiny-int8", f"{run.info.artifact_uri}/theirs", run_id=run.info.run_id)
+"""
 HERE = openvino.why_missing() is None
 
 
@@ -68,7 +82,8 @@ def files(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("theirs")
     quantize_static(tiny.model, folder / "ort.onnx", Reader(tiny.calibration))
     onnx.save(folded_away(tiny), folder / "fake.onnx")
-    onnx.save(tiny_model(*tiny_weights(9)), folder / "other.onnx")
+    onnx.save(tiny_model(*tiny_weights(9)), folder / "float.onnx")
+    quantize_static(folder / "float.onnx", folder / "other.onnx", Reader(tiny.calibration))
     (folder / "truncated.onnx").write_bytes((folder / "ort.onnx").read_bytes()[:3000])
     (folder / "pickle.pkl").write_bytes(pickle.dumps({"weights": [1, 2]}))
     if HERE:
@@ -83,12 +98,19 @@ def world(tiny: Tiny, files: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The state folder, and the results of a job with all files, raced, and of one with OpenVINO's own alone."""
     root = tmp_path_factory.mktemp("given")
     register_models(root / "state", tiny.model.parent)
+    command = [sys.executable, "-W", "ignore", "-c", REGISTER, str(files / "ort.onnx")]
+    subprocess.run(command, env=environment(root / "state"), check=True, capture_output=True)
 
     def given(name: str, engine: str = "ort-cpu") -> dict[str, str]:
         return {"name": name.partition(".")[0], "file": str(files / name), "engine": engine}
 
     theirs = [given(name) for name in ("ort.onnx", "fake.onnx", "other.onnx", "truncated.onnx", "pickle.pkl")]
-    jobs = {"onnx": tiny.job(source="models:/tiny/1", candidates=[*theirs, "fp8-amax-pc@ort-cpu"], search="race")}
+    registered = {"name": "registered", "source": "models:/tiny-int8/1", "engine": "ort-cpu"}
+    jobs = {
+        "onnx": tiny.job(
+            source="models:/tiny/1", candidates=[*theirs, registered, "fp8-amax-pc@ort-cpu"], search="race"
+        )
+    }
     if HERE:
         ir = [given("ir.xml", "openvino")]
         jobs["ir"] = tiny.job(source="models:/tiny/1", target="openvino", candidates=ir)
@@ -108,6 +130,8 @@ def test_each_file_ends_as_it_should(world: Any) -> None:
         for name in ("fake", "other")
     }
     assert "coverage" in failed["fake"] and "drop" in failed["other"]
+    copy = by_name["registered"]["refusal"]
+    assert copy["kind"] == "copy" and "int8-given-ort@ort-cpu" in copy["reason"]
     reasons = {name: by_name[name]["refusal"]["reason"] for name in ("truncated", "pickle")}
     assert "truncated" in reasons["truncated"] and "pickle.pkl for ort-cpu" in reasons["pickle"]
 

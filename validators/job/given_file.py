@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from validators.job.candidate_name import GIVEN_NAME, Candidate, Precision, TargetName
 from validators.job.settings_base import Settings
@@ -23,8 +23,10 @@ class GivenFile(Settings):
 
     name: Annotated[str, Field(pattern=rf"^{GIVEN_NAME}$")]
     """Your name for it, such as `nncf`; the candidate is called `int8-given-nncf@openvino`."""
-    file: Path
+    file: Path = Path()
     """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
+    source: Annotated[str, Field(pattern=r"^models:/[^/@\s]+/\d+$")] | None = None
+    """In place of `file`: a registered version that holds one such file, `models:/name/version`."""
     engine: Annotated[TargetName, AfterValidator(_is_an_engine)]
     """Engine that runs it."""
     precision: Precision = "int8"
@@ -35,6 +37,12 @@ class GivenFile(Settings):
     """The same for outputs."""
     command: Annotated[str, Field(max_length=500)] = ""
     """How it was made, for the records: a command, or the tool with its version."""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> GivenFile:
+        if (self.file == Path()) == (self.source is None):
+            raise ValueError("give either `file` or `source`")
+        return self
 
     @property
     def candidate(self) -> str:

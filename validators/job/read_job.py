@@ -118,7 +118,9 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
     candidates = job.candidates
     if not isinstance(candidates, str):
         candidates = tuple(
-            one.model_copy(update={"file": base / one.file}) if isinstance(one, GivenFile) else one
+            one.model_copy(update={"file": base / one.file})
+            if isinstance(one, GivenFile) and one.source is None
+            else one
             for one in candidates
         )
     paths = {
