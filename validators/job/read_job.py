@@ -153,7 +153,7 @@ def _told(faults: list[Any]) -> list[Any]:
     )
 
     def unmeant(fault: Any) -> bool:
-        if fault["loc"][0] == "candidates":
+        if _place(fault["loc"]).partition(".")[0] == "candidates":
             other = _UNMEANT.get(fault["type"])
             return other is not None and isinstance(fault["input"], other) and bool(fault["input"])
         if _place(fault["loc"]) not in listed & functions:
