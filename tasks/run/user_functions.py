@@ -31,7 +31,9 @@ def check_places(job: Job) -> None:
         if isinstance(place, Path):
             check_exists(place, role)
     for given in job.given_files.values():
-        if given.source is None and not given.file.exists():
+        if given.make is not None:
+            check_allowed(given.make, job.code, key="candidates.make")
+        elif given.source is None and not given.file.exists():
             raise JobError(
                 found=f"`candidates`: no file {given.file}",
                 expected="a file that another tool made",

@@ -13,7 +13,7 @@ import onnx
 from tasks.engines.catalog import code_of_engine, find_target
 from tasks.engines.given import files_of
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
-from tasks.evidence.given_source import with_local_file
+from tasks.evidence.given.source import with_local_file
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
 from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
@@ -65,9 +65,9 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     calibration = evidence.calibration or evidence.evaluation
     threads = run.job.measurement.points[0].threads or usable_cores()
     told = run.job.given_files.get(candidate.name)
-    given = with_local_file(run, told) if told else None
-    materials = replace(materials_of(run), given=given)
     endings = find_target(candidate.target).takes
+    given = with_local_file(run, told, endings) if told else None
+    materials = replace(materials_of(run), given=given)
     files = files_of(given, endings, custom_operators=bool(run.libraries)) if given else ()
     inputs = (
         candidate.name,

@@ -67,6 +67,17 @@ PREPARED: dict[str, tuple[str, str]] = {
     """,
         "assert scores.shape == (3, 4)",
     ),
+    "docs/given-files.md": (
+        f"""{_CHAMPION}
+    given = register("fraud-quantized", ("x",), 64, "float32", "sqlite:///mlflow.db")
+    onnx.save(mlflow.onnx.load_model("models:/fraud-quantized/1"), "fraud.onnx")
+    np.savez("calibration.npz", **given)
+    """,
+        """
+    made = per_channel(Path("fraud.onnx"), Path("calibration.npz"), Path("."))
+    assert "QuantizeLinear" in [node.op_type for node in onnx.load(made).graph.node]
+    """,
+    ),
     "docs/own-model.md": (
         f"""{_CHAMPION}
     register("fraud-quantized", ("x",), 64, "float32", "sqlite:///mlflow.db")

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from validators.job.candidate_name import GIVEN_NAME, Candidate, Precision, TargetName
-from validators.job.settings_base import Settings
+from validators.job.settings_base import FunctionName, Settings
 from validators.targets import facts_of
 
 
@@ -27,6 +27,14 @@ class GivenFile(Settings):
     """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
     source: Annotated[str, Field(pattern=r"^models:/[^/@\s]+/\d+$")] | None = None
     """In place of `file`: a registered version that holds one such file, `models:/name/version`."""
+    make: FunctionName | None = None
+    """In place of `file`: `module:function` of a Python file in the job's `code` folder, such as `quantize:nncf_int8`. It is
+    called with the paths of the source, of an `.npz` with the calibration samples, and of a work folder, and returns the path
+    of the file that it made there."""
+    python: Path | None = None
+    """Python that runs `make`, such as `/opt/nncf/bin/python`; null for quantgate's own."""
+    seconds: Annotated[float, Field(gt=0, le=86400)] = 1800.0
+    """Longest time that `make` may take."""
     engine: Annotated[TargetName, AfterValidator(_is_an_engine)]
     """Engine that runs it."""
     precision: Precision = "int8"
@@ -39,10 +47,14 @@ class GivenFile(Settings):
     """How it was made, for the records: a command, or the tool with its version."""
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> GivenFile:
-        if (self.file == Path()) == (self.source is None):
-            raise ValueError("give either `file` or `source`")
+    def _has_one_origin(self) -> GivenFile:
+        if [self.file != Path(), self.source is not None, self.make is not None].count(True) != 1:
+            raise ValueError("give one of `file`, `source` and `make`")
         return self
+
+    def below(self, folder: Path) -> GivenFile:
+        """Return the same with a relative path of its file resolved against the folder."""
+        return self if self.file == Path() else self.model_copy(update={"file": folder / self.file})
 
     @property
     def candidate(self) -> str:

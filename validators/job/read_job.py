@@ -117,12 +117,7 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
     vocabulary = base / job.text.vocabulary if job.text.vocabulary else None
     candidates = job.candidates
     if not isinstance(candidates, str):
-        candidates = tuple(
-            one.model_copy(update={"file": base / one.file})
-            if isinstance(one, GivenFile) and one.source is None
-            else one
-            for one in candidates
-        )
+        candidates = tuple(one.below(base) if isinstance(one, GivenFile) else one for one in candidates)
     paths = {
         "data": data,
         "candidates": candidates,

@@ -1,11 +1,14 @@
-"""The file of another tool that is a registered model version, downloaded from the registry."""
+"""Where a given file comes from: a path, a registered model version, or a script of the job's own."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
+from tasks.evidence.given.run_script import file_of_script
 from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
 from tasks.run.context import Run
+from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import registry_uri
 from tasks.storage.product import Product
 from validators.errors import CandidateRefused, SourceError
@@ -13,16 +16,20 @@ from validators.job.given_file import GivenFile
 from validators.untrusted.paths import inside
 
 
-def with_local_file(run: Run, given: GivenFile) -> GivenFile:
-    """Return the given file with its path; that of a registered version is in the store.
+def with_local_file(run: LoadedRun, given: GivenFile, endings: Collection[str]) -> GivenFile:
+    """Return the given file with its path; unless the job names one it is in the store. `endings` are those of the engine.
 
     Raises:
-        CandidateRefused: `invalid`: there is no such version, or it does not hold exactly one model file.
+        JobError: the operator does not allow the script.
+        CandidateRefused: there is no such version, it does not hold exactly one model file, or the script makes none.
         InfrastructureError: the registry does not answer.
     """
-    uri = given.source
-    if uri is None:
-        return given
+    if given.make is not None:
+        return given.model_copy(update={"file": file_of_script(run, given, endings)})
+    return _of_version(run, given, given.source) if given.source is not None else given
+
+
+def _of_version(run: Run, given: GivenFile, uri: str) -> GivenFile:
     match = MODEL_URI.fullmatch(uri)
     assert match is not None  # by the pattern of the key
     try:

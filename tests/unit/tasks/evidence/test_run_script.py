@@ -1,0 +1,130 @@
+"""Scripts of a job that make a file: the file, or a refusal that names what they did; nothing of them is left behind."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conftest import Tiny
+
+from tasks.evidence.given.run_script import MARK, _make
+from validators.digests import digest_file
+from validators.errors import CandidateRefused
+from validators.job.given_file import GivenFile
+
+SCRIPTS = """
+import os, subprocess, sys, time
+import numpy as np
+
+def good(source, calibration, folder):
+    assert sorted(np.load(calibration)) == ["x"] and os.getcwd() == str(folder)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "made.onnx").write_bytes(source.read_bytes())
+    return "deep/made.onnx"
+
+def raises(source, calibration, folder):
+    print("loading")
+    raise ValueError("no layer of this kind")
+
+def returns_nothing(source, calibration, folder):
+    print("y" * 30_000_000)
+    print("the end")
+
+def never_ends(source, calibration, folder):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    time.sleep(600)
+
+def forks(source, calibration, folder):
+    if not os.fork():
+        os.setsid()
+        time.sleep(600)
+    return folder / "none.onnx"
+
+def dies(source, calibration, folder):
+    os.kill(os.getpid(), 9)
+
+def exits(source, calibration, folder):
+    sys.exit(0)
+
+def points_elsewhere(source, calibration, folder):
+    (folder / "made.onnx").symlink_to(source)
+    return folder / "made.onnx"
+
+def other_ending(source, calibration, folder):
+    (folder / "made.pkl").write_bytes(b"")
+    return folder / "made.pkl"
+
+def writes_much(source, calibration, folder):
+    with open(folder / "made.onnx", "wb") as file:
+        file.truncate(1 << 50)
+
+def takes_memory(source, calibration, folder):
+    bytearray(4_000_000_000)
+"""
+
+
+def made(function: str, tiny: Tiny, folder: Path) -> Path:
+    (folder / "scripts.py").write_text(SCRIPTS)
+    (folder / "entry").mkdir()
+    given = GivenFile.model_validate(
+        {
+            "name": "ours",
+            "make": f"scripts:{function}",
+            "engine": "ort-cpu",
+            "seconds": 2 if "never" in function else 60,
+        }
+    )
+    run: Any = SimpleNamespace(
+        source=SimpleNamespace(onnx_path=tiny.model),
+        job=SimpleNamespace(budgets=SimpleNamespace(memory_mb=2000.0)),
+        libraries=(),
+    )
+    arrays = {"x": np.zeros((2, 64), np.float32)}
+    return _make(run, given, folder / "scripts.py", sys.executable, arrays, [".onnx"], folder / "entry")
+
+
+def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    path = made("good", tiny, tmp_path)
+    assert path.parent == tmp_path / "entry" and digest_file(path) == digest_file(tiny.model)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raises", "ValueError: no layer of this kind; it said: .*"),
+        ("returns_nothing", "returned NoneType.*the end"),
+        ("never_ends", "did not end within `seconds: 2`"),
+        ("forks", r"none\.onnx, which is no file"),
+        ("dies", "ended early"),
+        ("exits", "SystemExit"),
+        ("points_elsewhere", "no file of its work folder"),
+        ("other_ending", r"made\.pkl for ort-cpu"),
+        ("writes_much", "File too large|ended early"),
+        ("takes_memory", "MemoryError"),
+    ],
+)
+def test_what_goes_wrong_is_named_and_bounded(function: str, said: str, tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(CandidateRefused, match=said):
+        made(function, tiny, tmp_path)
+    assert list((tmp_path / "entry").iterdir()) == []
+    end = time.monotonic() + 5
+    while marked() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not marked()
+
+
+def marked() -> list[int]:
+    """The processes of scripts."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            found += [process.pid] if MARK in process.environ() and process.status() != "zombie" else []
+        except psutil.Error:
+            continue
+    return found
