@@ -68,7 +68,7 @@ def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings
     where = f" of {given.source}" if given.source else f", made by {given.make}" if given.make else ""
     told = [f"is {given.file.name}{where}, sha256 {digest_file(given.file)}"]
     told += [f"says that {plain(maker)} wrote it"] if maker else []
-    told += [f"was made, as the job says, by: {given.command}"] if given.command else []
+    told += [f"was made, as the job says, by: {plain(given.command)}"] if given.command else []
     return {"the file": ", ".join(told)}
 
 

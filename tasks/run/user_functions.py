@@ -17,6 +17,7 @@ from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.samples.datasets import TensorSpec
 from validators.samples.readers import check_exists
 from validators.targets import facts_of
+from validators.untrusted.operator_allowlist import check_python
 
 
 def check_places(job: Job) -> None:
@@ -33,6 +34,8 @@ def check_places(job: Job) -> None:
     for given in job.given_files.values():
         if given.make is not None:
             check_allowed(given.make, job.code, key="candidates.make")
+            if given.python is not None:
+                check_python(given.python)
         elif given.source is None and not given.file.exists():
             raise JobError(
                 found=f"`candidates`: no file {given.file}",

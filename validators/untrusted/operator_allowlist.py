@@ -13,6 +13,7 @@ from validators.errors import JobError
 HOOKS = "QUANTGATE_ALLOWED_HOOKS"
 PICKLES = "QUANTGATE_ALLOWED_PICKLES"
 _LIBRARY = "library="
+_PYTHON = "python="
 
 
 def allows_all_of(name: str, folder: Path | None) -> bool:
@@ -54,6 +55,17 @@ def check_library(package: str | None, digest: str) -> None:
     if entry not in _listed(HOOKS):
         what = f"package {package!r}" if package else f"with sha256 {digest}"
         raise _denied(f"operator library {what}, which the operator does not allow", HOOKS, entry)
+
+
+def check_python(python: Path) -> None:
+    """Check that the operator allows jobs to run a script by this interpreter: a job could name any program.
+
+    Raises:
+        JobError: it is not on the list; the fix is the line to set.
+    """
+    entry = f"{_PYTHON}{python}"
+    if entry not in _listed(HOOKS):
+        raise _denied(f"`python: {python}`, which the operator does not allow", HOOKS, entry)
 
 
 def may_unpickle(name: str, version: str) -> bool:

@@ -34,15 +34,14 @@ from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from validators.child_environment import child_environment
 from validators.deadline import check_deadline
-from validators.digests import digest_file, digest_values
+from validators.digests import digest_file, digest_values, weights_of
 from validators.errors import CandidateRefused
 from validators.job.given_file import GivenFile
 from validators.plain_text import shortened
 from validators.redact import redact
+from validators.untrusted.operator_allowlist import check_python
 from validators.untrusted.paths import inside
 
-# Python files of the code folder that a made file is kept by.
-MOST_FILES = 1000
 # Lines of what a script said that a refusal shows, characters of each, and characters kept of all.
 LINES, LINE, KEPT = 5, 200, 20_000
 # The largest file that a script may write: a multiple of the source's size, plus bytes.
@@ -58,7 +57,7 @@ def file_of_script(run: LoadedRun, given: GivenFile, endings: Collection[str]) -
     """Return the file that the script makes of the source; it is in the store.
 
     Raises:
-        JobError: the operator does not allow the script.
+        JobError: the operator does not allow the script, or the interpreter.
         CandidateRefused: `unsupported`: the job has no calibration data, or the script is no file of its `code` folder;
             `invalid`: it fails, or returns no model file of its work folder; `infrastructure`: the time is up.
     """
@@ -73,8 +72,10 @@ def file_of_script(run: LoadedRun, given: GivenFile, endings: Collection[str]) -
             expected="a function in a Python file of the job's `code` folder, and calibration samples for it",
             fix="correct `code` or `make`, or name the data",
         )
+    if given.python is not None:
+        check_python(given.python)
     python = str(given.python or sys.executable)
-    sources = sorted(place.resolve().rglob("*.py"))[:MOST_FILES]
+    sources = sorted(place.resolve().rglob("*.py"))
     inputs = (
         given.make,
         [(str(file.relative_to(place.resolve())), digest_file(file)) for file in sources],
@@ -120,10 +121,14 @@ def _make(
         work = Path(scratch) / "work"
         work.mkdir()
         np.savez(Path(scratch) / "calibration.npz", **arrays)
+        # A copy: the script could write to it.
+        source = Path(scratch) / "source.onnx"
+        for file, copy in ((run.source.onnx_path, source), (weights_of(run.source.onnx_path), weights_of(source))):
+            shutil.copyfile(file, copy) if file.exists() else None
         orders = {
             "file": str(path),
             "function": (given.make or "").partition(":")[2],
-            "source": str(run.source.onnx_path),
+            "source": str(source),
             "calibration": f"{scratch}/calibration.npz",
             "folder": str(work),
             "answer": f"{scratch}/answer.json",
@@ -141,10 +146,12 @@ def _make(
         if not made.is_file() or not made.resolve().is_relative_to(work.resolve()):
             raise _refused(given, f"it returned {made}, which is no file of its work folder", said)
         found = given.model_copy(update={"file": made})
-        files = files_of(found, endings, custom_operators=bool(run.libraries))
+        files, home = files_of(found, endings, custom_operators=bool(run.libraries)), made.parent.resolve()
         for file in files:
-            relative = file.resolve().relative_to(made.parent.resolve())
-            target = folder / relative
+            if file.is_symlink() or not file.resolve().is_relative_to(home):
+                raise _refused(given, f"its {file.name} lies elsewhere", said)
+        for file in files:
+            target = folder / file.resolve().relative_to(home)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(file, target)
         return inside(folder, made.name, said_by=given.make or "")

@@ -14,9 +14,11 @@ import pytest
 from conftest import Tiny
 
 from tasks.evidence.given.run_script import MARK, _make
+from tasks.run.user_functions import check_places
 from validators.digests import digest_file
-from validators.errors import CandidateRefused
+from validators.errors import CandidateRefused, JobError
 from validators.job.given_file import GivenFile
+from validators.job.read_job import parse_job
 
 SCRIPTS = """
 import os, subprocess, sys, time
@@ -27,6 +29,11 @@ def good(source, calibration, folder):
     (folder / "deep").mkdir()
     (folder / "deep" / "made.onnx").write_bytes(source.read_bytes())
     return "deep/made.onnx"
+
+def weights_elsewhere(source, calibration, folder):
+    (folder / "made.xml").write_text("<net/>")
+    (folder / "made.bin").symlink_to(source)
+    return folder / "made.xml"
 
 def raises(source, calibration, folder):
     print("loading")
@@ -86,7 +93,27 @@ def made(function: str, tiny: Tiny, folder: Path) -> Path:
         libraries=(),
     )
     arrays = {"x": np.zeros((2, 64), np.float32)}
-    return _make(run, given, folder / "scripts.py", sys.executable, arrays, [".onnx"], folder / "entry")
+    return _make(run, given, folder / "scripts.py", sys.executable, arrays, [".onnx", ".xml"], folder / "entry")
+
+
+def test_an_interpreter_is_run_only_if_the_operator_allows_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job could name any program as its `python`."""
+    (tmp_path / "scripts.py").write_text(SCRIPTS)
+    (tmp_path / "program").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "program").chmod(0o755)
+    given = {"name": "ours", "make": "scripts:good", "engine": "ort-cpu", "python": str(tmp_path / "program")}
+    data = {"calibration": str(tiny.calibration), "evaluation": str(tiny.evaluation)}
+    job = parse_job(
+        {"source": str(tiny.model), "data": data, "candidates": [given], "code": str(tmp_path)}, base=tmp_path
+    )
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", f"scripts:good@{tmp_path}")
+    with pytest.raises(JobError, match="python=") as refusal:
+        check_places(job)
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", refusal.value.fix.partition("='")[2].rstrip("'"))
+    check_places(job)
 
 
 def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
@@ -104,6 +131,7 @@ def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
         ("dies", "ended early"),
         ("exits", "SystemExit"),
         ("points_elsewhere", "no file of its work folder"),
+        ("weights_elsewhere", r"made\.bin lies elsewhere"),
         ("other_ending", r"made\.pkl for ort-cpu"),
         ("writes_much", "File too large|ended early"),
         ("takes_memory", "MemoryError"),
