@@ -80,7 +80,7 @@ def test_a_form_that_is_wrong_says_so_and_one_that_is_right_runs(service: Servic
     newer = tab.context.new_page()
     newer.goto(tab.url.replace("/deployments/", "/v2/deployments/", 1))
     # Those that a job needs come first, although PostgreSQL does not keep the order of keys. Fields appear one after the other.
-    for at, title in enumerate(("job", "Source", "Data", "Calibration", "Evaluation", "Label (Optional)")):
+    for at, title in enumerate(("job", "Source", "Data", "Calibration (Optional)", "Evaluation", "Label (Optional)")):
         expect(tab.locator(".schema-form-property__label").nth(at)).to_have_text(title, timeout=WAIT_MS)
         expect(newer.locator("label").nth(at + 1)).to_have_text(title, timeout=WAIT_MS)
     given = tiny.job()["data"]

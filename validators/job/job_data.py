@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
@@ -56,6 +56,13 @@ class OperatorLibrary(Settings):
         return self
 
 
+def _left_out(schema: dict[str, Any]) -> None:
+    """Describe a key that may be left out as if it could not be null: a form shows one field, not a choice."""
+    del schema["default"]
+    kinds = [kind for kind in schema.pop("anyOf") if kind != {"type": "null"}]
+    schema |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
 class Data(Settings):
     """The samples: `.npz`, `.parquet`, `.csv` or `.arrow` files, or folders of them, relative to the job file or at
     `s3://bucket/key`. With `read`, also folders of other files.
@@ -64,9 +71,9 @@ class Data(Settings):
     for the label.
     """
 
-    calibration: DataPlace | None = None
+    calibration: Annotated[DataPlace | None, Field(json_schema_extra=_left_out)] = None
     """Samples that determine quantization ranges, such as `/data/fraud/calibration.npz`. Labels are optional and used to judge
-    coverage. Null where every candidate is a file of another tool."""
+    coverage. May be left out where every candidate is a file of another tool."""
     evaluation: DataPlace
     """Samples on which accuracy is measured, such as `/data/fraud/evaluation.npz`; never used for anything else."""
     label: str = "label"
