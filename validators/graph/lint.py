@@ -59,17 +59,22 @@ class RuntimeFacts:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. `check` yields the name of each node that breaks it and what was found there; its docstring is the claim.
+    """A rule. `check` yields the name of each node that breaks it and what was found there; its docstring is the claim, and
+    its name that of the rule.
 
     `without_vnni`: it holds only on x86 processors without VNNI.
     """
 
     identifier: str
-    name: str
     consequence: Consequence
     check: Callable[[QuantizedGraph], Findings]
     fix: str
     without_vnni: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the rule: that of the check, with hyphens."""
+        return self.check.__name__.replace("_", "-")
 
     @property
     def title(self) -> str:

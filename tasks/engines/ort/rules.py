@@ -260,42 +260,27 @@ def no_integers(graph: QuantizedGraph) -> Findings:
 
 
 CPU_RULES: tuple[Rule, ...] = (
-    Rule("CPU001", "fp8", "fails", fp8, "load it at basic optimization, for accuracy alone"),
-    Rule("CPU002", "blocks", "fails", blocks, "leave the activation in float, or give scales per output channel"),
-    Rule("CPU101", "axis-of-sum", "wrong", axis_of_sum, "give scales per output channel, and activations one scale"),
+    Rule("CPU001", "fails", fp8, "load it at basic optimization, for accuracy alone"),
+    Rule("CPU002", "fails", blocks, "leave the activation in float, or give scales per output channel"),
+    Rule("CPU101", "wrong", axis_of_sum, "give scales per output channel, and activations one scale"),
     Rule(
         "CPU102",
-        "saturation",
         "wrong",
         saturation,
         "quantize weights to 7 bits, to UINT8, or run on a processor with VNNI",
         without_vnni=True,
     ),
-    Rule("CPU103", "gemm-bias-scale", "wrong", gemm_bias_scale, "give the bias the product of both factors' scales"),
-    Rule(
-        "CPU201", "float-output", "float", float_output, "quantize the output, once, and let all its readers read that"
-    ),
-    Rule("CPU202", "no-kernel", "float", no_kernel, "quantize both factors to 8 bits, the constant as second factor"),
-    Rule("CPU203", "float-operator", "float", float_operator, "leave its inputs in float, or express it by MatMul"),
-    Rule("CPU204", "one-side", "float", one_side, "quantize both factors, or a weight of MatMul in blocks along K"),
-    Rule("CPU205", "gemm-zero-point", "float", gemm_zero_point, "store zero points, even if they are zeros"),
-    Rule("CPU206", "float-bias", "float", float_bias, "give a Gemm a bias of INT32 with the product of both scales"),
-    Rule("CPU207", "bias-scale", "float", bias_scale, "give the bias the product of both factors' scales"),
-    Rule("CPU208", "half-scales", "float", half_scales, "quantize the float32 model, so that scales are of FLOAT"),
-    Rule(
-        "CPU209",
-        "between",
-        "float",
-        between,
-        "put the pair right before the product, or store the weight as it is read",
-    ),
+    Rule("CPU103", "wrong", gemm_bias_scale, "give the bias the product of both factors' scales"),
+    Rule("CPU201", "float", float_output, "quantize the output, once, and let all its readers read that"),
+    Rule("CPU202", "float", no_kernel, "quantize both factors to 8 bits, the constant as second factor"),
+    Rule("CPU203", "float", float_operator, "leave its inputs in float, or express it by MatMul"),
+    Rule("CPU204", "float", one_side, "quantize both factors, or a weight of MatMul in blocks along K"),
+    Rule("CPU205", "float", gemm_zero_point, "store zero points, even if they are zeros"),
+    Rule("CPU206", "float", float_bias, "give a Gemm a bias of INT32 with the product of both scales"),
+    Rule("CPU207", "float", bias_scale, "give the bias the product of both factors' scales"),
+    Rule("CPU208", "float", half_scales, "quantize the float32 model, so that scales are of FLOAT"),
+    Rule("CPU209", "float", between, "put the pair right before the product, or store the weight as it is read"),
 )
 CUDA_RULES: tuple[Rule, ...] = (
-    Rule(
-        "CUDA201",
-        "no-integers",
-        "float",
-        no_integers,
-        "use float16, INT4 weights as MatMulNBits, or the target tensorrt",
-    ),
+    Rule("CUDA201", "float", no_integers, "use float16, INT4 weights as MatMulNBits, or the target tensorrt"),
 )

@@ -16,14 +16,13 @@ from onnx import TensorProto
 from validators.graph.graph_scope import DEQUANTIZE, QUANTIZE, Scope, attribute, is_standard, label, type_name
 from validators.graph.lint import Findings, Rule
 from validators.graph.quantized_graph import QuantizedGraph, code_type
-from validators.graph.tensorrt_float_rules import FLOAT_RULES
-from validators.graph.tensorrt_limits import LIMIT_RULES
 from validators.graph.tensorrt_operators import (
     CONTRIB_AS_STANDARD,
     IMPORTED,
+    LIMIT_RULES,
     STANDARD_IMPORTED,
 )
-from validators.graph.tensorrt_slow_rules import SLOW_RULES
+from validators.graph.tensorrt_product_rules import PRODUCT_RULES
 
 FP8, INT8, INT4 = TensorProto.FLOAT8E4M3FN, TensorProto.INT8, TensorProto.INT4
 INTEGERS = frozenset({INT8, TensorProto.UINT8, INT4})
@@ -221,49 +220,20 @@ def namesake(graph: QuantizedGraph) -> Findings:
 
 
 TENSORRT_RULES: tuple[Rule, ...] = (
-    Rule("TRT001", "zero-point", "fails", zero_point, "quantize symmetrically: zero points of 0"),
-    Rule("TRT002", "quantized-bias", "fails", quantized_bias, "leave biases in float (QuantizeBias=False)"),
-    Rule(
-        "TRT003",
-        "stored-type",
-        "fails",
-        stored_type,
-        "store weights in INT8, INT4 or E4M3, other constants in INT32 or INT64",
-    ),
-    Rule("TRT004", "scale-value", "fails", scale_value, "use a small scale above zero for a tensor of zeros"),
-    Rule("TRT005", "mixed-floats", "fails", mixed_floats, "convert scales to the type of the model's floats"),
-    Rule(
-        "TRT006", "mixed-types", "fails", mixed_types, "quantize both factors to the same type, or leave both in float"
-    ),
-    Rule(
-        "TRT007", "scale-count", "fails", scale_count, "give one scale for all channels, or one per channel of `axis`"
-    ),
-    Rule(
-        "TRT008",
-        "unknown-operator",
-        "fails",
-        unknown_operator,
-        "export with operators of ONNX, and quantize by Q/DQ pairs",
-    ),
+    Rule("TRT001", "fails", zero_point, "quantize symmetrically: zero points of 0"),
+    Rule("TRT002", "fails", quantized_bias, "leave biases in float (QuantizeBias=False)"),
+    Rule("TRT003", "fails", stored_type, "store weights in INT8, INT4 or E4M3, other constants in INT32 or INT64"),
+    Rule("TRT004", "fails", scale_value, "use a small scale above zero for a tensor of zeros"),
+    Rule("TRT005", "fails", mixed_floats, "convert scales to the type of the model's floats"),
+    Rule("TRT006", "fails", mixed_types, "quantize both factors to the same type, or leave both in float"),
+    Rule("TRT007", "fails", scale_count, "give one scale for all channels, or one per channel of `axis`"),
+    Rule("TRT008", "fails", unknown_operator, "export with operators of ONNX, and quantize by Q/DQ pairs"),
     *LIMIT_RULES,
-    Rule("TRT101", "unsigned", "wrong", unsigned, "quantize to INT8, with a zero point of INT8 zeros and a scale"),
-    Rule("TRT102", "fp8-zero-point", "wrong", fp8_zero_point, "quantize symmetrically: zero points of 0"),
-    Rule("TRT103", "infinite-scale", "wrong", infinite_scale, "check the computation of the scales for overflow"),
-    Rule(
-        "TRT104",
-        "scales-of-blocks",
-        "wrong",
-        scales_of_blocks,
-        "leave the activation in float, or give scales per output channel",
-    ),
-    Rule("TRT105", "uneven-blocks", "wrong", uneven_blocks, "use a block size that divides the channels"),
-    Rule(
-        "TRT106",
-        "namesake",
-        "wrong",
-        namesake,
-        "rename the operator, and give a plugin or express it in ONNX operators",
-    ),
-    *FLOAT_RULES,
-    *SLOW_RULES,
+    Rule("TRT101", "wrong", unsigned, "quantize to INT8, with a zero point of INT8 zeros and a scale"),
+    Rule("TRT102", "wrong", fp8_zero_point, "quantize symmetrically: zero points of 0"),
+    Rule("TRT103", "wrong", infinite_scale, "check the computation of the scales for overflow"),
+    Rule("TRT104", "wrong", scales_of_blocks, "leave the activation in float, or give scales per output channel"),
+    Rule("TRT105", "wrong", uneven_blocks, "use a block size that divides the channels"),
+    Rule("TRT106", "wrong", namesake, "rename the operator, and give a plugin or express it in ONNX operators"),
+    *PRODUCT_RULES,
 )
