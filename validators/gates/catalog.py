@@ -167,10 +167,6 @@ def _timed(judge: Callable[[Latency, Measured], Verdict | None]) -> Callable[[Me
     return lambda found: None if found.latency is None else judge(found.latency, found)
 
 
-def _tail(gate: resource.TailGate) -> Callable[[Measured], Verdict | None]:
-    return _timed(lambda latency, found: resource.judge_tail(gate, latency, found.job.gates))
-
-
 def _ratio(
     gate: str, figure: str, why_missing: Callable[[Latency], str] = lambda _: "it was not measured"
 ) -> Callable[[Measured], Verdict | None]:
@@ -211,6 +207,21 @@ def _has_drop(job: Job) -> bool:
 _ON_SCORES = partial(Gate, units="clusters", evidence=SCORES, is_confirmed=True, is_loss=True, from_samples=True)
 _ON_LATENCY = partial(Gate, units="launches", evidence=LATENCY, is_confirmed=True)
 _YES_OR_NO = partial(Gate, unit="yes or no", units="exact")
+
+
+def _tail(gate: resource.TailGate) -> Gate:
+    """Return the gate on a high percentile of latency, over the baseline's or in milliseconds."""
+    percentile, _, unit = gate.partition("_")
+    ratio = f"The ratio of {percentile} latencies, variant over baseline, in the same launches, by its upper bound."
+    return _ON_LATENCY(
+        gate,
+        ratio if unit == "ratio" else f"The {percentile} latency in milliseconds, by its upper bound.",
+        "ratio" if unit == "ratio" else "milliseconds",
+        judge=_timed(lambda latency, found: resource.judge_tail(gate, latency, found.job.gates)),
+        key=f"max_{gate}",
+        from_samples=True,
+    )
+
 
 GATES: tuple[Gate, ...] = (
     _ON_SCORES(
@@ -308,38 +319,10 @@ GATES: tuple[Gate, ...] = (
         requires=lambda job, name: job.gates.min_speedup_fp16 is not None and _has_fp16(job, name),
         from_samples=True,
     ),
-    _ON_LATENCY(
-        "p95_ratio",
-        "The ratio of p95 latencies, variant over baseline, in the same launches, by its upper bound.",
-        "ratio",
-        judge=_tail("p95_ratio"),
-        key="max_p95_ratio",
-        from_samples=True,
-    ),
-    _ON_LATENCY(
-        "p95_ms",
-        "The p95 latency in milliseconds, by its upper bound.",
-        "milliseconds",
-        judge=_tail("p95_ms"),
-        key="max_p95_ms",
-        from_samples=True,
-    ),
-    _ON_LATENCY(
-        "p99_ratio",
-        "The ratio of p99 latencies, variant over baseline, in the same launches, by its upper bound.",
-        "ratio",
-        judge=_tail("p99_ratio"),
-        key="max_p99_ratio",
-        from_samples=True,
-    ),
-    _ON_LATENCY(
-        "p99_ms",
-        "The p99 latency in milliseconds, by its upper bound.",
-        "milliseconds",
-        judge=_tail("p99_ms"),
-        key="max_p99_ms",
-        from_samples=True,
-    ),
+    _tail("p95_ratio"),
+    _tail("p95_ms"),
+    _tail("p99_ratio"),
+    _tail("p99_ms"),
     Gate(
         "coverage",
         "This share of multiply-accumulates ran in low-precision kernels: an INT8 file that runs float kernels fails.",
