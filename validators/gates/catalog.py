@@ -167,14 +167,6 @@ def _timed(judge: Callable[[Latency, Measured], Verdict | None]) -> Callable[[Me
     return lambda found: None if found.latency is None else judge(found.latency, found)
 
 
-def _ratio(
-    gate: str, figure: str, why_missing: Callable[[Latency], str] = lambda _: "it was not measured"
-) -> Callable[[Measured], Verdict | None]:
-    return _timed(
-        lambda latency, found: resource.judge_ratio(gate, figure, latency, found.job.gates, why_missing(latency))
-    )
-
-
 def _beside_fp16(found: Measured) -> Verdict | None:
     gates = found.job.gates
     if found.beside_fp16 is not None:
@@ -221,6 +213,14 @@ def _tail(gate: resource.TailGate) -> Gate:
         key=f"max_{gate}",
         from_samples=True,
     )
+
+
+def _ratio(
+    gate: str, about: str, figure: str, why_missing: Callable[[Latency], str] = lambda _: "it was not measured"
+) -> Gate:
+    """Return the gate on one of `Latency.ratios`."""
+    judge = _timed(lambda one, found: resource.judge_ratio(gate, figure, one, found.job.gates, why_missing(one)))
+    return _ON_LATENCY(gate, about, "ratio", judge=judge, key=f"max_{gate}")
 
 
 GATES: tuple[Gate, ...] = (
@@ -351,26 +351,17 @@ GATES: tuple[Gate, ...] = (
         judge=lambda found: resource.judge_size(found.variant, found.baseline_bytes, found.job.gates),
         key="max_size_ratio",
     ),
-    _ON_LATENCY(
+    _ratio(
         "memory_ratio",
         "Peak resident memory of the process while it answers, as a share of the baseline's, by its upper bound.",
-        "ratio",
-        judge=_ratio("memory_ratio", "peak_memory_mb"),
-        key="max_memory_ratio",
+        "peak_memory_mb",
     ),
-    _ON_LATENCY(
-        "load_ratio",
-        "Time to load the session, as a share of the baseline's, by its upper bound.",
-        "ratio",
-        judge=_ratio("load_ratio", "load_ms"),
-        key="max_load_ratio",
-    ),
-    _ON_LATENCY(
+    _ratio("load_ratio", "Time to load the session, as a share of the baseline's, by its upper bound.", "load_ms"),
+    _ratio(
         "energy_ratio",
         "Energy per request that the device reports, as a share of the baseline's; inconclusive where none is reported.",
-        "ratio",
-        judge=_ratio("energy_ratio", "energy_j", resource.why_no_energy),
-        key="max_energy_ratio",
+        "energy_j",
+        resource.why_no_energy,
     ),
     _ON_LATENCY(
         "cost_per_million",
