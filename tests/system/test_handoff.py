@@ -27,9 +27,8 @@ from tasks.serving.checkpoint.names import checkpoint_of
 from tasks.serving.decoder.decoder_graph import read_decoder
 from tasks.serving.decoder.matrices import BlockMatrix
 from tasks.serving.gguf.blocks import allowed_difference, encode, kind_of
-from tasks.serving.gguf.export import make_gguf
+from tasks.serving.gguf.export import make_gguf, prove
 from tasks.serving.gguf.llama import tensors_of
-from tasks.serving.gguf.write import prove
 from validators.digests import digest_file
 from validators.errors import JobError
 
