@@ -106,6 +106,10 @@ class Missing:
     expected: str
     fix: str
 
+    def refused(self, fix: str = "") -> CandidateRefused:
+        """Return the refusal of a candidate that needs the engine, with another fix if it is given."""
+        return CandidateRefused(kind="unsupported", found=self.found, expected=self.expected, fix=fix or self.fix)
+
 
 def class_names(error: QuantgateError) -> tuple[str, ...]:
     """Return the names of the error's class and of its bases up to `QuantgateError`, nearest first."""

@@ -1,4 +1,4 @@
-"""Sessions and runners of a decoder with a cache of keys and values, seen from outside as a model of token ids alone.
+"""Sessions of a decoder with a cache of keys and values, seen from outside as a model of token ids alone.
 
 The graph takes `past_key_values.*`, which grow from call to call, and returns `present.*`. Calibration, profiles and
 comparisons run whole windows of tokens: their caches are empty, every token counts, and positions start at 0.
@@ -6,14 +6,12 @@ comparisons run whole windows of tokens: their caches are empty, every token cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from validators.deadline import check_deadline
 from validators.samples.datasets import Arrays, TensorSpec
 
 if TYPE_CHECKING:
@@ -50,42 +48,6 @@ def decoder_specs(vocabulary: int | None) -> tuple[TensorSpec, TensorSpec]:
     """Return the input and the output of a decoder, as engines that generate have them."""
     axes = ("batch_size", "sequence_length")
     return TensorSpec(TOKENS, "int64", axes), TensorSpec(LOGITS, "float32", (*axes, vocabulary))
-
-
-class DecoderRunner:
-    """A loaded decoder; see `tasks.runtimes.runner.Runner`. `run` scores windows, `bound` generates.
-
-    `model` is a `GenaiModel` or an `OpenVinoDecoder`. In a block of `failures`, errors of its library become refusals.
-    """
-
-    def __init__(self, model: Any, vocabulary: int, failures: Callable[[], AbstractContextManager[None]]) -> None:
-        self.model = model
-        self._failures = failures
-        tokens, scores = decoder_specs(vocabulary)
-        self.inputs, self.outputs = (tokens,), (scores,)
-
-    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
-        """See `Runner.run`."""
-        check_deadline()
-        with self._failures():
-            scores = self.model.scores(batch[self.inputs[0].name])
-        return [scores for _ in outputs]
-
-    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:
-        """See `tasks.measure.continuations.Generator.generate`."""
-        check_deadline()
-        with self._failures():
-            return np.asarray(self.model.generate(tokens, new_tokens, past_end=past_end), np.int32)
-
-    def bound(self, batch: Arrays) -> Callable[[], None]:
-        """See `Runner.bound`."""
-        request = self.model.bound(batch)
-
-        def call() -> None:
-            with self._failures():
-                request()
-
-        return call
 
 
 def has_caches(inputs: Iterable[TensorSpec]) -> bool:

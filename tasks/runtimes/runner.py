@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.runtimes.decoder_session import decoder_specs
 from tasks.runtimes.ort import describe_inputs, describe_outputs, failures_refused, open_session, run_outputs
 from tasks.runtimes.ort_gpu import device_of
 from validators.deadline import check_deadline
@@ -114,6 +115,27 @@ class ModelRunner:
                 request()
 
         return call
+
+
+class DecoderRunner(ModelRunner):
+    """A loaded decoder, a `GenaiModel` or an `OpenVinoDecoder`: `run` scores windows, `bound` generates."""
+
+    def __init__(self, model: Any, vocabulary: int, failures: Callable[[], AbstractContextManager[None]]) -> None:
+        tokens, scores = decoder_specs(vocabulary)
+        super().__init__(model, (tokens,), (scores,), failures)
+
+    def run(self, batch: Arrays, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """See `Runner.run`."""
+        check_deadline()
+        with self._failures():
+            scores = self.model.scores(batch[self.inputs[0].name])
+        return [scores for _ in outputs]
+
+    def generate(self, tokens: NDArray[Any], new_tokens: int, *, past_end: bool = True) -> NDArray[np.int32]:
+        """See `tasks.measure.continuations.Generator.generate`."""
+        check_deadline()
+        with self._failures():
+            return np.asarray(self.model.generate(tokens, new_tokens, past_end=past_end), np.int32)
 
 
 class SessionRunner:

@@ -14,7 +14,7 @@ from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.kv_cache import quantize_caches
 from tasks.runtimes.decoder_bytes import decoder_bytes
-from validators.errors import CandidateRefused, JobError
+from validators.errors import JobError
 from validators.job.candidate_name import Candidate
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.libraries import Libraries
@@ -42,8 +42,7 @@ def _availability(_providers: Collection[str]) -> Availability:
 
 def _check_device() -> None:
     if missing := genai.why_missing():
-        fix = f"{missing.fix}: {install('genai')}"
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=fix)
+        raise missing.refused(f"{missing.fix}: {install('genai')}")
 
 
 def _refuse_recipe(candidate: Candidate) -> None:

@@ -10,8 +10,8 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.runtimes.decoder_session import DecoderRunner
 from tasks.runtimes.ort import failures_refused
+from tasks.runtimes.runner import DecoderRunner
 from validators.errors import CandidateRefused, Missing
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -42,7 +42,7 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner
         CandidateRefused: `unsupported`: the library is not installed; `invalid`: it does not load the folder.
     """
     if missing := why_missing():
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        raise missing.refused()
     from tasks.engines.genai.shipped.model import GenaiModel
 
     try:

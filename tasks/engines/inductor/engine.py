@@ -37,7 +37,7 @@ def _cpu_availability(_providers: Collection[str]) -> Availability:
 
 def _cpu_check_device() -> None:
     if missing := inductor.why_missing():
-        raise _unsupported(missing)
+        raise missing.refused()
 
 
 def _int8_method(candidate: Candidate) -> dict[str, tuple[bool, str]]:
@@ -75,11 +75,7 @@ def _cpu_refuse_recipe(candidate: Candidate) -> None:
         },
     )
     if candidate.precision == "int8" and (missing := inductor.why_no_int8()):
-        raise _unsupported(missing)
-
-
-def _unsupported(missing: Missing) -> CandidateRefused:
-    return CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        raise missing.refused()
 
 
 CPU = Engine(
@@ -154,7 +150,7 @@ def _cuda_availability(_providers: Collection[str]) -> Availability:
 
 def _cuda_check_device() -> None:
     if missing := _why_missing():
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        raise missing.refused()
 
 
 def _cuda_refuse_recipe(candidate: Candidate) -> None:

@@ -23,7 +23,6 @@ from tasks.engines.openvino.kernels import (
 )
 from tasks.engines.openvino.session import open_model
 from tasks.runtimes.coverage import macs_as_written
-from tasks.runtimes.decoder_session import DecoderRunner
 from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
 from tasks.runtimes.runner import ModelRunner
 from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
@@ -36,7 +35,7 @@ def measure(
     settings: SessionSettings,
     batch: Arrays,
     folder: Path | None,
-    open_it: Callable[[Path, SessionSettings], AbstractContextManager[ModelRunner | DecoderRunner]] = open_model,
+    open_it: Callable[[Path, SessionSettings], AbstractContextManager[ModelRunner]] = open_model,
 ) -> Coverage:
     """Return the coverage of a request: multiply-accumulates of the file's nodes, by the kernel that OpenVINO ran for each.
 

@@ -61,10 +61,8 @@ def _availability(_providers: Collection[str]) -> Availability:
 
 
 def _check_device() -> None:
-    missing = openvino.why_missing()
-    if missing:
-        fix = missing.fix if openvino.installed_version() else f"{missing.fix}: {install('openvino')}"
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=fix)
+    if missing := openvino.why_missing():
+        raise missing.refused("" if openvino.installed_version() else f"{missing.fix}: {install('openvino')}")
 
 
 def refuse_recipe(candidate: Candidate) -> None:

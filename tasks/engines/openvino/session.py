@@ -70,7 +70,7 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[ModelRunner]:
             (`invalid`).
     """
     if missing := why_missing():
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        raise missing.refused()
     if settings.libraries:
         raise CandidateRefused(
             kind="unsupported",

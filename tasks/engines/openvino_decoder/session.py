@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from tasks.engines.openvino.session import failures_refused_here, installed_version, why_missing
-from tasks.runtimes.decoder_session import DecoderRunner
+from tasks.runtimes.runner import DecoderRunner
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
@@ -28,7 +28,7 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner
         CandidateRefused: `unsupported`: OpenVINO is missing, or has no such attention; `invalid`: it does not load the file.
     """
     if missing := why_missing():
-        raise CandidateRefused(kind="unsupported", found=missing.found, expected=missing.expected, fix=missing.fix)
+        raise missing.refused()
     from tasks.engines.openvino.shipped.model import message_of
     from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 
