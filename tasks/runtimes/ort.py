@@ -182,14 +182,8 @@ def _prepare_gpu(available: list[str]) -> str:
     Raises:
         CandidateRefused: `unsupported`: the installed runtime was built without the provider.
     """
-    missing = why_missing(available)
-    if missing:
-        raise CandidateRefused(
-            kind="unsupported",
-            found=missing.found,
-            expected=f"{missing.expected} ({CUDA_PROVIDER} first)",
-            fix=missing.fix,
-        )
+    if missing := why_missing(available):
+        raise replace(missing, expected=f"{missing.expected} ({CUDA_PROVIDER} first)").refused()
     return load_libraries()
 
 

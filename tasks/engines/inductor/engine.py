@@ -125,19 +125,13 @@ def make_engine(plain: TargetFacts, device: str) -> Engine:
         },
         refuse_recipe=_cuda_refuse_recipe,
         check_device=_cuda_check_device if on_gpu else lambda: None,
-        why_unmeasured=_why_unmeasured if on_gpu else lambda _providers: None,
+        why_unmeasured=_why_missing if on_gpu else lambda _providers: None,
         artifact="model.pt2",
     )
 
 
-def _why_missing() -> Missing | None:
-    if missing := inductor.why_missing():
-        return missing
-    return inductor.why_no_gpu()
-
-
-def _why_unmeasured(_providers: Collection[str]) -> Missing | None:
-    return _why_missing()
+def _why_missing(_providers: Collection[str] = ()) -> Missing | None:
+    return inductor.why_missing() or inductor.why_no_gpu()
 
 
 def _cuda_availability(_providers: Collection[str]) -> Availability:

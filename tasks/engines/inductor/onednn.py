@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from tasks.runtimes.kernels import Kernel
 
@@ -76,18 +77,14 @@ def _inner_product(problem: str) -> int:
     return sizes["mb"] * sizes["ic"] * sizes["oc"] * _product(sizes, ("id", "ih", "iw"))
 
 
-def _convolution(problem: str) -> int:
-    """Count `g2mb4_ic4oc16_ih16oh16kh3..._iw16ow16kw3...`: each output times the weights behind it."""
-    sizes = _sizes(problem)
-    weights = sizes["ic"] // sizes.get("g", 1) * _product(sizes, ("kd", "kh", "kw"))
-    return sizes["mb"] * sizes["oc"] * _product(sizes, ("od", "oh", "ow")) * weights
+def _convolution(problem: str, outer: str = "o", inner: str = "i") -> int:
+    """Count `g2mb4_ic4oc16_ih16oh16kh3..._iw16ow16kw3...`: each output times the weights behind it.
 
-
-def _deconvolution(problem: str) -> int:
-    """Count a transposed convolution: each input times the weights that it meets."""
+    Of a transposed convolution, with `outer` and `inner` swapped: each input times the weights that it meets.
+    """
     sizes = _sizes(problem)
-    weights = sizes["oc"] // sizes.get("g", 1) * _product(sizes, ("kd", "kh", "kw"))
-    return sizes["mb"] * sizes["ic"] * _product(sizes, ("id", "ih", "iw")) * weights
+    weights = sizes[f"{inner}c"] // sizes.get("g", 1) * _product(sizes, ("kd", "kh", "kw"))
+    return sizes["mb"] * sizes[f"{outer}c"] * _product(sizes, [outer + axis for axis in "dhw"]) * weights
 
 
 def _sizes(problem: str) -> dict[str, int]:
@@ -98,9 +95,9 @@ def _product(sizes: dict[str, int], names: Iterable[str]) -> int:
     return math.prod(sizes.get(name, 1) for name in names)
 
 
-_MACS = {
+_MACS: dict[str, Callable[[str], int]] = {
     "matmul": _matmul,
     "inner_product": _inner_product,
     "convolution": _convolution,
-    "deconvolution": _deconvolution,
+    "deconvolution": partial(_convolution, outer="i", inner="o"),
 }

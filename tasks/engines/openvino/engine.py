@@ -53,8 +53,7 @@ def session(
 
 
 def _availability(_providers: Collection[str]) -> Availability:
-    missing = openvino.why_missing()
-    if missing:
+    if missing := openvino.why_missing():
         mend = missing.fix if openvino.installed_version() else install("openvino")
         return Availability(False, describe_missing(missing), mend)
     return Availability(True, f"OpenVINO {openvino.installed_version()}")

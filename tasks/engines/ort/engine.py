@@ -16,7 +16,6 @@ from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.runtimes.ort_gpu import probe, why_missing
-from validators.errors import Missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
@@ -84,10 +83,6 @@ def _cuda_availability(providers: Collection[str]) -> Availability:
     return Availability(True, f"{CUDA_PROVIDER} on {where}")
 
 
-def _why_unmeasured(providers: Collection[str]) -> Missing | None:
-    return why_missing(providers)
-
-
 def _refuse_cuda_recipe(candidate: Candidate) -> None:
     wrong = {
         f"{candidate.precision} on the fused graph": (
@@ -112,7 +107,7 @@ CUDA = Engine(
         "fp8": RefusedPrecision("FP8 for {target}", _NO_PAIRS),
     },
     refuse_recipe=_refuse_cuda_recipe,
-    why_unmeasured=_why_unmeasured,
+    why_unmeasured=why_missing,
     lint_rules=CUDA_RULES,
     takes={".onnx": take_onnx},
 )
