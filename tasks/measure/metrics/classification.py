@@ -121,16 +121,13 @@ _CHOSEN = partial(Metric, losses=_missed, wrong=_other_class, chance=of_permutat
 F1_MACRO = _CHOSEN("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"))
 
 
-def _precision_positive(rows: Rows) -> float:
-    """Return the share of true ones among those predicted as class 1, TP / (TP + FP); 0 without any, as in scikit-learn."""
-    predicted = rows[rows[:, 1] == 1]
-    return float((predicted[:, 0] == 1).mean()) if len(predicted) else 0.0
+def _share_of_one(column: int, rows: Rows) -> float:
+    """Return the share of rows with class 1 in both columns among those with it in this one; 0 without any, as in scikit-learn.
 
-
-def _recall_positive(rows: Rows) -> float:
-    """Return the share of class 1 that is predicted as such, TP / (TP + FN); 0 without any, as in scikit-learn."""
-    true = rows[rows[:, 0] == 1]
-    return float((true[:, 1] == 1).mean()) if len(true) else 0.0
+    Among true ones it is recall, TP / (TP + FN), among predicted ones precision, TP / (TP + FP).
+    """
+    ones = rows[rows[:, column] == 1]
+    return float((ones[:, 1 - column] == 1).mean()) if len(ones) else 0.0
 
 
 def of_class_one(name: str, threshold: float | None) -> Metric:
@@ -155,8 +152,8 @@ def of_class_one(name: str, threshold: float | None) -> Metric:
 
 _OF_CLASS_ONE: dict[str, Callable[[Rows], float]] = {
     "f1_binary": _f1_positive,
-    "precision_binary": _precision_positive,
-    "recall_binary": _recall_positive,
+    "precision_binary": partial(_share_of_one, 1),
+    "recall_binary": partial(_share_of_one, 0),
 }
 
 
