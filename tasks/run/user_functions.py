@@ -33,12 +33,12 @@ def check_places(job: Job) -> None:
             check_exists(place, role)
     for given in job.given_files.values():
         if given.make is not None:
-            check_allowed(given.make, job.code, key="candidates.make")
+            check_allowed(given.make, job.code, key="given.make")
             if given.python is not None:
                 check_python(given.python)
         elif given.source is None and not given.file.exists():
             raise JobError(
-                found=f"`candidates`: no file {given.file}",
+                found=f"`given`: no file {given.file}",
                 expected="a file that another tool made",
                 fix="correct `file`",
             )

@@ -88,13 +88,12 @@ class Job(Settings):
     ] = "accuracy"
     candidates: (
         Annotated[Literal["default", "wide"], Field(title="the target's list")]
-        | Annotated[
-            tuple[Annotated[str, Field(title="a name")] | Annotated[GivenFile, Field(title="a file")], ...],
-            Field(min_length=1, title="names and files"),
-        ]
+        | Annotated[tuple[str, ...], Field(title="names")]
     ) = "default"
-    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or a list: of
-    names, such as `int8-static-minmax-pc@ort-cpu`, of these words, and of files of other tools (docs/given-files.md)."""
+    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or a list of these
+    words and of names, such as `int8-static-minmax-pc@ort-cpu`. Files may stand in it, too, as in `given`."""
+    given: tuple[GivenFile, ...] = ()
+    """Files that other tools made, which are judged beside the candidates; see docs/given-files.md."""
     objective: Literal["latency", "size"] = "latency"
     """Measure by which the best of the passing candidates is chosen."""
     approval: ApprovalRule = ApprovalRule()
@@ -164,21 +163,30 @@ class Job(Settings):
     def _metric_is_ours(cls, value: object) -> object:
         return our_metric(value) if isinstance(value, str) else value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _files_may_be_candidates(cls, raw: Any) -> Any:
+        listed = raw.get("candidates") if isinstance(raw, dict) else None
+        if not isinstance(listed, list | tuple) or not any(isinstance(one, dict) for one in listed):
+            return raw
+        files = [one for one in listed if isinstance(one, dict)]
+        names = [one for one in listed if not isinstance(one, dict)]
+        return {**raw, "candidates": names, "given": [*(raw.get("given") or ()), *files]}
+
     @field_validator("candidates")
     @classmethod
     def _names_decode(cls, value: object) -> object:
         if isinstance(value, tuple):
             for name in value:
-                if isinstance(name, GivenFile) or name in LISTS:
+                if name in LISTS:
                     continue
                 try:
                     is_given = decode(name).given
                 except JobError as error:
                     raise ValueError(f"{error.found} does not decode; expected {error.expected}") from error
                 if is_given:
-                    raise ValueError(f"{name} is a file: give its `name`, `file` and `engine` here")
-            names = [one.candidate if isinstance(one, GivenFile) else one for one in value]
-            if len(set(names)) != len(names):
+                    raise ValueError(f"{name} is a file: give its `name`, `file` and `engine` in `given`")
+            if len(set(value)) != len(value):
                 raise ValueError("a candidate is named twice")
         return value
 
@@ -213,7 +221,9 @@ class Job(Settings):
             raise ValueError("`gates.logged` bounds metrics that the job's `step` logs, but the job has no `step`")
         if not facts.has_drop and self.gates.min_sqnr_db is None:
             raise ValueError(f"the metric {self.metric} has no drop that a gate could judge: set `gates.min_sqnr_db`")
-        if self.data.calibration is None and self.given_files.keys() != set(self.candidate_names):
+        if not self.candidate_names or len(self.given_files) != len(self.given):
+            raise ValueError("there is no candidate" if not self.given else "two files in `given` have the same name")
+        if self.data.calibration is None and self.candidates != ():
             raise ValueError("`data.calibration` may be left out only where every candidate is a file of another tool")
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
             raise ValueError("`gates.max_cost_per_million` needs `measurement.price_per_hour`")
@@ -255,8 +265,7 @@ class Job(Settings):
     @property
     def given_files(self) -> dict[str, GivenFile]:
         """Files of other tools, by the name of the candidate."""
-        listed = () if isinstance(self.candidates, str) else self.candidates
-        return {one.candidate: one for one in listed if isinstance(one, GivenFile)}
+        return {one.candidate: one for one in self.given}
 
     def processor_of(self, inventory: Inventory) -> Processor:
         """Return the processor that variants are made for: that of the inventory, or with `portable` the least of all."""
@@ -267,22 +276,19 @@ class Job(Settings):
         engines = {one.engine for one in absent}
         names: list[str] = []
         for one in [self.candidates] if isinstance(self.candidates, str) else self.candidates:
-            if isinstance(one, GivenFile):
-                names.append(one.candidate)
-            elif one in LISTS:
+            if one in LISTS:
                 names += [name for name in LISTS[one](self.target) if decode(name).target not in engines]
             else:
                 names.append(one)
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys([*names, *self.given_files]))
 
     def as_run(self, name: str, version: str | None, absent: Iterable[AbsentEngine]) -> dict[str, Any]:
         """Return the job as a document that reproduces a run: candidates by name, and the source `name` by its version.
 
         An alias, or the list `default`, may change later and give another run.
         """
-        files = {name: one.model_dump(mode="json") for name, one in self.given_files.items()}
-        names = self.candidates_without(absent)
-        document = self.model_dump(mode="json") | {"candidates": [files.get(name, name) for name in names]}
+        names = [name for name in self.candidates_without(absent) if name not in self.given_files]
+        document = self.model_dump(mode="json") | {"candidates": names}
         if not self.source_is_file and version is not None:
             document["source"] = f"models:/{name}/{version}"
         return document

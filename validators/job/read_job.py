@@ -13,18 +13,9 @@ import yaml
 from pydantic import ValidationError
 
 from validators.errors import JobError
-from validators.job.given_file import GivenFile
 from validators.job.job import Job
 from validators.untrusted.bounded_yaml import MOST_BYTES, load_yaml, read_yaml
 
-# Faults that another type of value was not meant for, in `candidates`.
-_UNMEANT: dict[str, type] = {
-    "literal_error": list,
-    "too_short": list,
-    "string_type": dict,
-    "model_type": str,
-    "tuple_type": str,
-}
 # Faults of a job that an error lists, and characters of a value.
 MOST_FAULTS, MOST_CHARACTERS = 20, 200
 
@@ -115,12 +106,9 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
         for library in job.operator_libraries
     )
     vocabulary = base / job.text.vocabulary if job.text.vocabulary else None
-    candidates = job.candidates
-    if not isinstance(candidates, str):
-        candidates = tuple(one.below(base) if isinstance(one, GivenFile) else one for one in candidates)
     paths = {
         "data": data,
-        "candidates": candidates,
+        "given": tuple(one.below(base) for one in job.given),
         "source": source,
         "operator_libraries": libraries,
         "code": base / job.code,
@@ -132,15 +120,13 @@ def parse_job(raw: Any, *, base: Path, origin: str = "the job") -> Job:
 
 def _place(location: tuple[int | str, ...]) -> str:
     # Where a key takes one of several types, pydantic ends the location with the type that it tried.
-    unions = r"\[|^constrained-|^(str|GivenFile)$"
-    return ".".join(str(part) for part in location if not re.search(unions, str(part))) or "job"
+    return ".".join(str(part) for part in location if not re.search(r"\[|^constrained-", str(part))) or "job"
 
 
 def _told(faults: list[Any]) -> list[Any]:
     """Return the faults, without those of the union member that the value was not meant for.
 
-    One union is of a name from a list and `module:function`; a value with a colon is meant as a function. `candidates` are a
-    word or a list, of names and of files.
+    The union is of a name from a list and `module:function`; a value with a colon is meant as a function.
     """
     listed, functions = (
         {_place(fault["loc"]) for fault in faults if fault["type"] == kind}
@@ -148,15 +134,10 @@ def _told(faults: list[Any]) -> list[Any]:
     )
 
     def unmeant(fault: Any) -> bool:
-        if _place(fault["loc"]).partition(".")[0] == "candidates":
-            other = _UNMEANT.get(fault["type"])
-            return other is not None and isinstance(fault["input"], other) and bool(fault["input"])
-        if _place(fault["loc"]) not in listed & functions:
-            return False
         is_function = isinstance(fault["input"], str) and ":" in fault["input"]
         return bool(fault["type"] == ("literal_error" if is_function else "string_pattern_mismatch"))
 
-    return [fault for fault in faults if not unmeant(fault)]
+    return [fault for fault in faults if not (_place(fault["loc"]) in listed & functions and unmeant(fault))]
 
 
 def _listed(texts: list[str], mark: str) -> str:

@@ -62,7 +62,7 @@ def file_of_script(run: LoadedRun, given: GivenFile, endings: Collection[str]) -
             `invalid`: it fails, or returns no model file of its work folder; `infrastructure`: the time is up.
     """
     assert given.make is not None
-    path, place = check_allowed(given.make, run.job.code, key="candidates.make")
+    path, place = check_allowed(given.make, run.job.code, key="given.make")
     calibration = run.evidence.calibration
     if place is None or calibration is None:
         lacking = f"no file {path}" if place is None else "a job without `data.calibration`"
