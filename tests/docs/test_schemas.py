@@ -59,7 +59,6 @@ WHOLE: dict[str, Any] = {"source": "m.onnx", "data": {"calibration": "c.npz", "e
         {"gates": {"confidence": 0.5}},
         {"measurement": {"batch_sizes": []}},
         {"measurement": {"launches": 21}},
-        {"candidates": []},
         {"objective": "beauty"},
     ],
 )

@@ -90,8 +90,8 @@ class Job(Settings):
         Annotated[Literal["default", "wide"], Field(title="the target's list")]
         | Annotated[tuple[str, ...], Field(title="names")]
     ) = "default"
-    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or a list of these
-    words and of names, such as `int8-static-minmax-pc@ort-cpu`. Files may stand in it, too, as in `given`."""
+    """`default` for the target's list, `wide` for all sensible recipes (30 and more, see docs/candidates.md), or a list of
+    these words and of names, such as `int8-static-minmax-pc@ort-cpu`. Files may stand in it, too, as in `given`."""
     given: tuple[GivenFile, ...] = ()
     """Files that other tools made, which are judged beside the candidates; see docs/given-files.md."""
     objective: Literal["latency", "size"] = "latency"
@@ -222,7 +222,9 @@ class Job(Settings):
         if not facts.has_drop and self.gates.min_sqnr_db is None:
             raise ValueError(f"the metric {self.metric} has no drop that a gate could judge: set `gates.min_sqnr_db`")
         if not self.candidate_names or len(self.given_files) != len(self.given):
-            raise ValueError("there is no candidate" if not self.given else "two files in `given` have the same name")
+            raise ValueError(
+                "two files in `given` have one name" if self.given else "no candidate: name one in `candidates`"
+            )
         if self.data.calibration is None and self.candidates != ():
             raise ValueError("`data.calibration` may be left out only where every candidate is a file of another tool")
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
