@@ -19,9 +19,6 @@ from validators.records.answer import CommandAnswer
 if TYPE_CHECKING:
     from validators.job.job import Job
 
-# Engine of a file by its ending.
-ENGINES = {".xml": "openvino"}
-
 
 def judge(
     baseline: Annotated[Path, typer.Argument(metavar="BASELINE", help="The float model: an ONNX file.")],
@@ -77,7 +74,7 @@ def _job_of(
     from tasks.run.user_functions import check_places
     from validators.job.read_job import changed, parse_job
 
-    runs_in = engine or ENGINES.get(variant.suffix, "ort-cpu")
+    runs_in = engine or _engine_of(variant.suffix)
     name = re.sub(r"[^a-z0-9_.-]+", "-", variant.stem.lower()).strip("-_.")[:40] or "variant"
     given = {"name": name, "file": str(variant), "engine": runs_in, "precision": precision}
     raw: dict[str, object] = {
@@ -92,3 +89,13 @@ def _job_of(
     job = parse_job(changed(raw, list(changes)), base=Path.cwd(), origin="the command line")
     check_places(job)
     return job
+
+
+def _engine_of(ending: str) -> str:
+    """Return the default engine if it takes files with this ending, or if none does; else the first that does."""
+    from tasks.engines.catalog import find_target
+    from validators.targets import DEFAULT_TARGET, built_in_engines
+
+    return next(
+        (name for name in (DEFAULT_TARGET, *built_in_engines()) if ending in find_target(name).takes), DEFAULT_TARGET
+    )
