@@ -170,11 +170,14 @@ def test_greedy_match_judges_answers_that_are_known(runs: dict[str, Answer]) -> 
     assert points == {(1, 8), (1, 1), (3, 8), (3, 1)}
     page = Path(answer.result["report"]).read_text(encoding="utf-8")
     p50 = {(one["batch_size"], one["dims"]["new_tokens"]): one for one in found["latencies"]}
-    for batch in (1, 3):
-        whole, first = p50[batch, 8], p50[batch, 1]
-        # Making ready for an answer takes longer than all tokens of such a small model; then there may be no row.
-        if all(whole[one] > first[one] for one in ("p50_ms", "baseline_p50_ms")):
-            assert f">16 + 8, batch {batch}, " in page
+    # Making ready for an answer takes longer than all tokens of such a small model; then there may be no row.
+    shown = [
+        batch
+        for batch in (1, 3)
+        if all(p50[batch, 8][one] > p50[batch, 1][one] for one in ("p50_ms", "baseline_p50_ms"))
+    ]
+    # The batch is named where there are several.
+    assert len(shown) < 2 or all(f">16 + 8, batch {batch}, " in page for batch in shown)
 
 
 @pytest.mark.parametrize("target", TARGETS)
