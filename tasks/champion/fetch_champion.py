@@ -14,6 +14,9 @@ from tasks.run.settings import registry_uri
 from tasks.storage.product import Product
 from validators.records.run import Champion
 
+# Names of a champion's file other than that of ONNX: a compiled package, and OpenVINO's own.
+OTHER_FILES = ("model.pt2", "model.xml")
+
 
 @dataclass(frozen=True)
 class FetchedChampion:
@@ -48,5 +51,6 @@ def _download(tracking_uri: str, uri: str, tags: Mapping[str, str], folder: Path
     # Nothing of a version is opened before it is known to be quantgate's own.
     check_folder(uri, model / "artifacts", tags)
     variant = model / "artifacts" / "variant"
-    path = next((path for path in variant.glob("model.pt2")), variant / "model.onnx")
+    others = (variant / name for name in OTHER_FILES if (variant / name).exists())
+    path = next(others, variant / "model.onnx")
     return FetchedChampion(path, model / "artifacts" / "manifest.json")

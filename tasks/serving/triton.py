@@ -77,7 +77,17 @@ class TritonBackend:
     batch: Callable[[Mapping[str, Any], Sides, int | None], tuple[int, tuple[str, ...]]]
 
     def write(self, version: RegisteredVersion, folder: Path, max_batch: int | None) -> Written:
-        """Return the content of the model's folder in a repository; see `Exporter`."""
+        """Return the content of the model's folder in a repository; see `Exporter`.
+
+        Raises:
+            JobError: the version is no ONNX file.
+        """
+        if not (version.variant / ONNX).exists():
+            raise JobError(
+                found=f"{version.uri}, whose file is not {ONNX}",
+                expected="a version with an ONNX file: its tensors are read from it",
+                fix="export it with --out, or with --ovms where OpenVINO runs it",
+            )
         tensors = tensors_of(version.variant / ONNX)
         about = f"Written by quantgate: {version.candidate}, {version.uri}, sha256 {version.digest}"
         made = triton_model(version.name, version.manifest, tensors, folder, self, about=about, max_batch=max_batch)

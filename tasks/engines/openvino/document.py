@@ -12,13 +12,13 @@ from tasks.serving.sections import shown
 
 def program(manifest: Mapping[str, Any]) -> ExampleProgram:
     """Return the lines for OpenVINO."""
-    options = openvino_options(manifest["session"])
+    options, file = openvino_options(manifest["session"]), manifest.get("artifact", "model.onnx")
     lines = [
         "import numpy as np",
         "import openvino as ov",
         "",
         "core = ov.Core()",
-        f'session = core.compile_model(core.read_model("{FOLDER}/model.onnx"), "CPU", {options!r})',
+        f'session = core.compile_model(core.read_model("{FOLDER}/{file}"), "CPU", {options!r})',
         "",
     ]
     return ExampleProgram(lines, repr(manifest["outputs"]), "session(feed).values()")
