@@ -80,7 +80,9 @@ def graph_of_ir(path: Path, batch: Arrays) -> tuple[onnx.GraphProto, Counter[str
     of constants of integers alone. Tensors have the names of their operations.
     """
     model = read_ir(path)
-    model.reshape({port: list(batch[next(iter(port.names))].shape) for port in model.inputs})
+    model.reshape(
+        {port: list(next(batch[name] for name in port.names if name in batch).shape) for port in model.inputs}
+    )
     graph, counted = onnx.GraphProto(), Counter[str]()
     stored: dict[str, bool] = {}  # what is computed from constants alone: True if one of them holds integers
     for operation in model.get_ordered_ops():

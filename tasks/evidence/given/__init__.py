@@ -1,1 +1,1 @@
-"""Where files of other tools come from: a path, a registered version, or a script of the job's own."""
+"""Origins of files of other tools: a path, a registered version, or a script of the job's own."""

@@ -1,4 +1,4 @@
-"""Where a given file comes from: a path, a registered model version, or a script of the job's own."""
+"""Origin of a given file: a path, a registered model version, or a script of the job's own."""
 
 from __future__ import annotations
 
