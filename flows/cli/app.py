@@ -115,7 +115,15 @@ GROUPS: dict[str, tuple[Callable[..., CommandAnswer | None], ...]] = {
         runs.run,
         judge.judge,
     ),
-    "Inspection": (look.status, look.report, look.compare, look.lint, verify.verify, look.doctor),
+    "Inspection": (
+        look.status,
+        look.report,
+        look.compare,
+        look.lint,
+        judge.sensitivity,
+        verify.verify,
+        look.doctor,
+    ),
     "Champions": (
         look.promote,
         champions.approvals,

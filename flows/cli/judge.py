@@ -1,23 +1,41 @@
-"""Command that judges one file beside another, for CI: no job file, no registry, no server."""
+"""Commands that need no server: judge one file beside another, and rank the parts of a model by their sensitivity."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic_core import to_json
 
 from flows.cli.console import err, prepared
 from flows.cli.progress import show_progress
 from flows.cli.results import Files, result_parts, write_files
-from flows.cli.run import EXIT_CODES, Changes, JUnitFile, Metric, ResultFile, SummaryFile, check_folders, failed
+from flows.cli.run import (
+    EXIT_CODES,
+    Changes,
+    JobFile,
+    JUnitFile,
+    Metric,
+    ResultFile,
+    SummaryFile,
+    check_folders,
+    failed,
+    job_of,
+)
 from tasks.run.signals import signals_kept
-from validators.records.answer import CommandAnswer
+from validators.records.answer import CommandAnswer, Table
 
 if TYPE_CHECKING:
+    from tasks.trials.sensitivity import PrecisionEffects
     from validators.job.job import Job
+
+# Parts of each recipe that the terminal shows; the document has all.
+SHOWN = 10
+HEADINGS = ("Rank", "Part", "Noise dB", "Drop", "at most", "Weight outliers", "Activation outliers")
 
 
 def judge(
@@ -99,3 +117,66 @@ def _engine_of(ending: str) -> str:
     return next(
         (name for name in (DEFAULT_TARGET, *built_in_engines()) if ending in find_target(name).takes), DEFAULT_TARGET
     )
+
+
+def sensitivity(
+    job: JobFile,
+    changes: Changes = None,
+    result: ResultFile = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the noisiest parts here (SVG).")] = None,
+) -> CommandAnswer:
+    """Rank the parts of a model by what quantizing each alone costs.
+
+    For INT8 with fixed ranges, with ranges at run time, and for INT4 weights: the noise in the judged output on calibration
+    samples and, for the noisiest, the drop of the metric on evaluation samples. Nothing is timed or registered.
+
+    Example: quantgate sensitivity examples/text.yaml --picture parts.svg
+    """
+    with signals_kept():
+        check_folders([("--result", result), ("--picture", picture)])
+        read = job_of(str(job), {}, changes or (), None)
+        prepared()
+        with show_progress(err, read):
+            from flows.sensitivity import sensitivity as flow
+
+            found = flow(read)
+    if result is not None:
+        result.write_bytes(to_json([asdict(one) for one in found], indent=1))
+    if picture is not None:
+        picture.write_text(_drawn(found), encoding="utf-8")
+    return CommandAnswer(found, [part for one in found for part in _parts_of(one, read.metric)])
+
+
+def _parts_of(effects: PrecisionEffects, metric: str) -> list[str | Table]:
+    from tasks.reporting import formats
+
+    rows = [
+        (
+            str(rank),
+            part.name,
+            formats.decibels(part.noise),
+            formats.metric_drop(part.drop.value if part.drop else None, metric),
+            formats.metric_drop(part.drop.high if part.drop else None, metric),
+            formats.significant(part.weight_outlier_ratio),
+            formats.significant(part.activation_outlier_ratio),
+        )
+        for rank, part in enumerate(effects.parts[:SHOWN], 1)
+    ]
+    count = f"{len(effects.parts)} part{'s' * (len(effects.parts) != 1)}"
+    lost = f"; all together {formats.metric_drop(effects.drop.value, metric)}" if effects.drop else ""
+    told = f"{effects.recipe}: {count} in {effects.seconds:.0f} s, drops on {effects.samples} samples{lost}"
+    return [told, Table([HEADINGS, *rows])]
+
+
+def _drawn(found: tuple[PrecisionEffects, ...]) -> str:
+    """Return the picture of the recipe with the least noise in all, which is the one to mend."""
+    from tasks.reporting.pictures.bars import noise_spec
+    from tasks.reporting.pictures.vega import to_svg
+    from validators.records.verdicts import RankedPart
+
+    drawn = next((one for one in found if any(part.noise for part in one.parts)), found[0])
+    parts = [
+        RankedPart(part.name, part.nodes, part.noise, part.weight_outlier_ratio, part.activation_outlier_ratio)
+        for part in drawn.parts[: 2 * SHOWN]
+    ]
+    return to_svg(noise_spec(parts), f"Noise in the output by part with {drawn.recipe}, each quantized alone.")

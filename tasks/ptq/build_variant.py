@@ -179,6 +179,24 @@ def quantize_int8(
     return QdqReport((*report.quantized, *rest.quantized), left)
 
 
+def quantize_without(
+    candidate: Candidate, materials: Materials, model: Path, path: Path, keep_float: Collection[str]
+) -> Collection[str]:
+    """Quantize `model` as the INT8 candidate, or one of weights alone, asks, but for some nodes; return those quantized.
+
+    All names are those of `model`.
+
+    Raises:
+        CandidateRefused: the target or the model does not allow it, or nothing is left to quantize.
+    """
+    if candidate.precision == "int8":
+        return quantize_int8(candidate, materials, model, path, keep_float=keep_float).quantized
+    nodes = {node.name for node in onnx.load(model, load_external_data=False).graph.node}
+    made = quantize_weights(model, path, block_weights(candidate), exclude=keep_float).quantized
+    # `split_gemm` calls the product of a Gemm by its name.
+    return [name if name in nodes else name.removesuffix("_MatMul") for name in made]
+
+
 def weight_bits(candidate: Candidate, processor: Processor) -> WeightBits:
     """Return the bits of weights that are multiplied by 8-bit activations on this processor, if no GPU multiplies them.
 
@@ -212,20 +230,24 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
     return materials.fused() if candidate.fused else materials.prepared()
 
 
-def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
-    """Write the form with INT4 or INT8 weights for MatMulNBits; return the counts of changes.
-
-    Raises:
-        CandidateRefused: the model does not allow it.
-    """
-    float_model = float_graph(candidate, materials)
-    weights = BlockWeights(
+def block_weights(candidate: Candidate) -> BlockWeights:
+    """Return the settings of a candidate of weights alone."""
+    return BlockWeights(
         candidate.weight_method or "rtn",
         candidate.block_size or 32,
         not candidate.asymmetric,
         bits=4 if candidate.precision == "int4" else 8,
         mixed_percent=candidate.mixed_percent,
     )
+
+
+def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
+    """Write the form with INT4 or INT8 weights for MatMulNBits; return the counts of changes.
+
+    Raises:
+        CandidateRefused: the model does not allow it.
+    """
+    float_model, weights = float_graph(candidate, materials), block_weights(candidate)
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
 
     def check(scaled: Path) -> None:

@@ -16,7 +16,7 @@ from tasks.engines.variants import make_variant, refuse_other_targets, session_s
 from tasks.evidence.given.source import with_local_file
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
-from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, ranked_form
+from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, quantize_without, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
@@ -269,8 +269,8 @@ def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
 
 
 def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
-    def quantize(model: Path, keep_float: Collection[str], path: Path) -> QdqReport:
-        return quantize_int8(candidate, materials, model, path, keep_float=keep_float)
+    def quantize(model: Path, keep_float: Collection[str], path: Path) -> Collection[str]:
+        return quantize_without(candidate, materials, model, path, keep_float)
 
     float_model = float_graph(candidate, materials)
     everything = quantize(float_model, (), folder / "all.onnx")
@@ -280,7 +280,7 @@ def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, fo
         return _Ranking(
             rank_parts(
                 float_model,
-                find_parts(graph, everything.quantized, by_input=candidate.dynamic),
+                find_parts(graph, everything, by_input=candidate.dynamic),
                 quantize,
                 run.evidence.calibration or run.evidence.evaluation,
                 run.evidence.output.name,

@@ -83,7 +83,7 @@ def measure_accuracy(
     """
     job, evidence, settings = run.job, run.evidence, variant.session
     metric = job_metric(job)
-    if part is not None and (part.all() or not _has_parts(metric, evidence)):
+    if part is not None and (part.all() or not has_parts(metric, evidence)):
         part = None
     rows = np.arange(len(evidence.evaluation)) if part is None else np.flatnonzero(part)
     inputs = (
@@ -103,7 +103,7 @@ def measure_accuracy(
 
     def measure(folder: Path) -> Accuracy:
         threads = settings.threads if alone else settings.threads // 2
-        watch = watch_of(_size(evidence)) if watch_of and _has_parts(metric, evidence) else None
+        watch = watch_of(_size(evidence)) if watch_of and has_parts(metric, evidence) else None
         measured = watch.samples if watch else rows
         try:
             reduced = _reduced(run, evidence, metric, variant, reference, threads, folder, measured, watch, known)
@@ -198,7 +198,7 @@ def _is_watchable(metric: Metric) -> bool:
     return metric.has_drop and metric.scope == "sample" and metric.of_windows is None
 
 
-def _has_parts(metric: Metric, evidence: Evidence) -> bool:
+def has_parts(metric: Metric, evidence: Evidence) -> bool:
     """Return True if some samples can be measured without the others, which a call of a sequence or a fixed batch needs."""
     return _is_watchable(metric) and not evidence.evaluation.steps and evidence.batch_axis in (None, 1)
 
