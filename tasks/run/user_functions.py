@@ -33,7 +33,8 @@ def check_places(job: Job) -> None:
             check_exists(place, role)
     for given in job.given_files.values():
         if given.make is not None:
-            check_allowed(given.make, job.code, key="given.make")
+            if not given.has_adapter:
+                check_allowed(given.make, job.code, key="given.make")
             if given.python is not None:
                 check_python(given.python)
         elif given.source is None and not given.file.exists():

@@ -8,8 +8,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from validators.job.candidate_name import GIVEN_NAME, Candidate, Precision, TargetName
-from validators.job.settings_base import FunctionName, Settings
+from validators.job.settings_base import FUNCTION_NAME, Settings
 from validators.targets import facts_of
+
+# Tools with an adapter: a script of quantgate's own that calls the tool, in tasks/evidence/given/adapters.
+ADAPTERS = ("modelopt", "neural-compressor", "nncf", "olive", "optimum")
 
 
 def _is_an_engine(name: str) -> str:
@@ -27,10 +30,11 @@ class GivenFile(Settings):
     """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
     source: Annotated[str, Field(pattern=r"^models:/[^/@\s]+/\d+$")] | None = None
     """In place of `file`: a registered version that holds one such file, `models:/name/version`."""
-    make: FunctionName | None = None
-    """In place of `file`: `module:function` of a Python file in the job's `code` folder, such as `quantize:nncf_int8`. It is
-    called with the paths of the source, of an `.npz` with the calibration samples, and of a work folder, and returns the path
-    of the file that it made there."""
+    make: Annotated[str, Field(pattern=rf"^({'|'.join(ADAPTERS)})$|{FUNCTION_NAME}")] | None = None
+    """In place of `file`: a tool that `python` has (`nncf`, `olive`, `optimum`, `modelopt`, `neural-compressor`), called as its
+    guide does. Or `module:function` of a Python file in the job's `code` folder, such as `quantize:nncf_int8`. It is called
+    with the paths of the source, of an `.npz` with the calibration samples, and of a work folder, and returns the path of the
+    file that it made there."""
     python: Path | None = None
     """Python that runs `make`, such as `/opt/nncf/bin/python`; null for quantgate's own."""
     seconds: Annotated[float, Field(gt=0, le=86400)] = 1800.0
@@ -51,6 +55,11 @@ class GivenFile(Settings):
         if [self.file != Path(), self.source is not None, self.make is not None].count(True) != 1:
             raise ValueError("give one of `file`, `source` and `make`")
         return self
+
+    @property
+    def has_adapter(self) -> bool:
+        """True if a script of quantgate's own makes it."""
+        return self.make in ADAPTERS
 
     def below(self, folder: Path) -> GivenFile:
         """Return the same with a relative path of its file resolved against the folder."""

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 # The user's own function, as `module:function`.
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+FUNCTION_NAME = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 
 
 # Spelling in titles of words that differ from the key; units follow in brackets.

@@ -62,7 +62,9 @@ def file_of_script(run: LoadedRun, given: GivenFile, endings: Collection[str]) -
             `invalid`: it fails, or returns no model file of its work folder; `infrastructure`: the time is up.
     """
     assert given.make is not None
-    path, place = check_allowed(given.make, run.job.code, key="given.make")
+    path, place = (
+        _adapter(given.make) if given.has_adapter else check_allowed(given.make, run.job.code, key="given.make")
+    )
     calibration = run.evidence.calibration
     if place is None or calibration is None:
         lacking = f"no file {path}" if place is None else "a job without `data.calibration`"
@@ -88,6 +90,12 @@ def file_of_script(run: LoadedRun, given: GivenFile, endings: Collection[str]) -
     with run.clock.work("run scripts"):
         file, _ = run.store.make(Product("scripted", inputs, Path, make))
     return file
+
+
+def _adapter(tool: str) -> tuple[Path, Path]:
+    """Return the script that calls a tool, and its folder."""
+    place = Path(__file__).parent / "adapters"
+    return place / f"with_{tool.replace('-', '_')}.py", place
 
 
 def _versions(python: str) -> str:
@@ -127,7 +135,7 @@ def _make(
             shutil.copyfile(file, copy) if file.exists() else None
         orders = {
             "file": str(path),
-            "function": (given.make or "").partition(":")[2],
+            "function": "quantize" if given.has_adapter else (given.make or "").partition(":")[2],
             "source": str(source),
             "calibration": f"{scratch}/calibration.npz",
             "folder": str(work),
