@@ -33,6 +33,7 @@ from metric_errors_draws import (
     rows_of,
     texts,
     tokens,
+    yes_or_no,
 )
 
 from tasks.measure.metrics.drops import estimate_drop
@@ -87,6 +88,7 @@ KINDS = (
     MetricKind("rouge", metric_of("rouge"), texts(0.12), 20_000),
     MetricKind("map50", metric_of("map50"), boxes, 20_000),
     MetricKind("map", metric_of("map"), boxes, 20_000),
+    MetricKind("recall_binary", metric_of("recall_binary"), yes_or_no),
 )
 
 
@@ -151,6 +153,7 @@ def _cell(kind: MetricKind, n: int, truth: float, drops: list[tuple[Estimate, st
         "drop": truth,
         "mean_estimate": float(np.mean([drop.value for drop, _ in drops])),
         "pass_at_tolerance": share(outcomes[1.0].count("pass"), len(drops)),
+        "averages_pass_at_tolerance": share(sum(drop.value <= truth for drop, _ in drops), len(drops)),
         "fail_at_tolerance": share(outcomes[1.0].count("fail"), len(drops)),
         "pass_at_half_the_tolerance": share(outcomes[2.0].count("pass"), len(drops)),
         "pass_at_a_quarter": share(outcomes[4.0].count("pass"), len(drops)),

@@ -37,6 +37,13 @@ def binary(rng: np.random.Generator, n: int) -> Drawn:
     return labels, before, before + 0.35 * rng.normal(size=n)
 
 
+def yes_or_no(rng: np.random.Generator, n: int) -> Drawn:
+    """The same, half of them positive, and noise that costs 2 points of recall."""
+    labels = (rng.random(n) < 0.5).astype(np.int64)
+    before = 1.5 * labels + rng.normal(size=n)
+    return labels, before, before + 0.465 * rng.normal(size=n)
+
+
 def rare(rng: np.random.Generator, n: int) -> Drawn:
     """The same, with 5 % positive."""
     labels = (rng.random(n) < 0.05).astype(np.int64)

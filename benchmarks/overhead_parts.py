@@ -30,7 +30,7 @@ def main() -> None:
     MOMENTS["command is imported"] = time.monotonic()
     run._quantize = _then("flow is imported", run._quantize)  # type: ignore[assignment]  # to be timed
     run.on_server = _on_server(run.on_server)  # type: ignore[assignment]  # wrapped, to time it
-    run._result_of = _at("flow has ended", run._result_of)  # type: ignore[assignment]  # to be timed
+    run.write_files = _at("flow has ended", run.write_files)  # type: ignore[attr-defined]  # to be timed
     Clock.work = _noted(Clock.work)  # type: ignore[method-assign]  # likewise
     leave = os._exit
     # The command leaves by this call, after all exit handlers.
