@@ -21,11 +21,11 @@ from tasks.run.log_redaction import shielded
 from tasks.run.spare_threads import count_spare_threads
 from tasks.trials.confirm import confirm_winner
 from tasks.trials.gather import try_step
+from tasks.trials.inspect_variant import measure_saturation
 from tasks.trials.judge import judge_trials
 from tasks.trials.make_candidate import make_candidates
 from tasks.trials.measure_baseline import measure_baseline
 from tasks.trials.measure_latency import measure_latency
-from tasks.trials.measure_saturation import measure_saturation
 from validators.digests import digest_values
 from validators.job.job import Job
 from validators.records.result import Result

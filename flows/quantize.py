@@ -37,10 +37,10 @@ from tasks.run.settings import hands_to_workers
 from tasks.run.spare_threads import count_spare_threads
 from tasks.trials.confirm import ConfirmedTrials, confirmations_left
 from tasks.trials.gather import merge_copies, try_step
+from tasks.trials.inspect_variant import measure_saturation
 from tasks.trials.judge import judge_trials
 from tasks.trials.make_candidate import make_candidates
 from tasks.trials.measure_latency import measure_latency
-from tasks.trials.measure_saturation import measure_saturation
 from tasks.trials.race import Raced, race, resume
 from tasks.workers.dispatch import at_target, inventory_of_target, try_candidates
 from tasks.workers.steps import BASELINE, BESIDE_FP16, CHAMPION, CONFIRMATION, OWN_STEP, PROMOTION, RECOVERY

@@ -45,7 +45,13 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 # Labels in words.
-_INTERVALS = {"clusters": "samples", "launches": "launches", "exact": "none: exact", "once": "none: measured once"}
+_INTERVALS = {
+    "clusters": "samples",
+    "launches": "launches",
+    "draws": "draws",
+    "exact": "none: exact",
+    "once": "none: measured once",
+}
 _KINDS: dict[LabelKind, str] = {
     "any": "none needed",
     "classes": "class indices",

@@ -146,6 +146,8 @@ def _metrics(trial: Trial) -> dict[str, float]:
         }
     if trial.confirmed:
         metrics |= _confirmed_metrics(trial.confirmed)
+    if trial.draws:
+        metrics |= _ends("draw_spread", trial.draws.spread, "upper")
     return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from validators.records.latencies import Latency, cost_of_million
-from validators.records.measurements import Coverage, Estimate, SliceDrop
+from validators.records.measurements import Coverage, Draws, Estimate, SliceDrop
 from validators.records.result import CandidateResult, ConfirmedResult, CostResult, SliceResult
 from validators.records.run import Trial
 
@@ -45,6 +45,7 @@ def conclude_candidate(trial: Trial, price_per_hour: float | None = None) -> Can
         latencies=list(trial.latencies),
         decoder=trial.variant.decoder if trial.variant else None,
         confirmed=_confirmed(trial),
+        draws=_draws(trial.draws),
         copies=list(trial.copies),
         cached=trial.cached,
     )
@@ -73,6 +74,13 @@ def _confirmed(trial: Trial) -> ConfirmedResult | None:
         speedup_p50=confirmed.latency.speedup if confirmed.latency else None,
         latency_p50_ms=confirmed.latency.p50_ms if confirmed.latency else None,
     )
+
+
+def _draws(draws: Draws | None) -> Draws | None:
+    """Return the draws if all of their drops are finite; the verdict's reason names others."""
+    if draws is None or not all(map(math.isfinite, (draws.drop, *draws.drops, draws.spread.value))):
+        return None
+    return replace(draws, spread=Estimate(draws.spread.value, finite(draws.spread.low), finite(draws.spread.high)))
 
 
 def _slices(slices: tuple[SliceDrop, ...]) -> list[SliceResult]:

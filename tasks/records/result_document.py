@@ -142,7 +142,7 @@ def _tell_confirmation(trials: tuple[Trial, ...]) -> str:
         f"{trial.candidate} was not confirmed: "
         + ", ".join(f"{verdict.gate}: {verdict.reason}" for verdict in trial.against)
         for trial in trials
-        if trial.confirmed and trial.outcome != "passed"
+        if (trial.confirmed or trial.draws) and trial.outcome != "passed"
     ]
     return "".join(f"; {line}" for line in told)
 

@@ -24,7 +24,29 @@ def confirmation_table(result: Result) -> ReportTable:
 
 
 def tell_confirmation(result: Result) -> str:
-    """Return one sentence on how the winner was confirmed; empty if no candidate was judged again."""
+    """Return how candidates were judged again, on other samples and on other draws; empty if none was."""
+    metric = metric_of(result)
+    return " ".join(filter(None, [_tell_samples(result), *(_tell_draws(one, metric) for one in result.candidates)]))
+
+
+def _tell_draws(candidate: CandidateResult, metric: str) -> str:
+    draws = candidate.draws
+    if draws is None:
+        return ""
+    least, most, own = (formats.metric_drop(drop, metric) for drop in (min(draws.drops), max(draws.drops), draws.drop))
+    spread, most_spread = (
+        formats.metric_drop(one, metric).removeprefix("+") for one in (draws.spread.value, draws.spread.high)
+    )
+    moved = draws.ranges[0] if draws.ranges else None
+    return (
+        f"{candidate.name} was made again from {len(draws.drops)} other draws of its {draws.samples} calibration samples: on "
+        f"all evaluation samples their drops are {least} to {most}, its own is {own}, and the standard deviation between draws "
+        f"is {spread}, with {100 * draws.confidence:.3g} % confidence at most {most_spread}."
+        + (f" The range that moves most is that of {moved.tensor}, by a factor of {moved.ratio:.2f}." if moved else "")
+    )
+
+
+def _tell_samples(result: Result) -> str:
     tried = [candidate for candidate in result.candidates if candidate.confirmed]
     if not tried:
         return ""

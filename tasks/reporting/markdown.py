@@ -50,7 +50,9 @@ def verdict_markdown(result: Result) -> str:
         parts.append(table.without(WHY).markdown())
         parts.append("\n".join(f"- {as_markdown(row[0])}: {as_markdown(row[-1])}" for row in table.texts()))
     if told := tell_confirmation(result):
-        parts += [as_markdown(told), confirmation_table(result).without("Baseline", "When chosen").markdown()]
+        parts.append(as_markdown(told))
+        if table := confirmation_table(result):
+            parts.append(table.without("Baseline", "When chosen").markdown())
     if result.recovery is not None:
         parts.append(as_markdown(f"Most sensitive parts: {tell_recovery(result)}"))
         if noisiest := parts_table(result.recovery, NOISIEST_PARTS):

@@ -9,7 +9,7 @@ from shlex import join
 from tasks.reporting import formats
 from tasks.reporting.rows import failing, metric_of
 from validators.gates.catalog import gate_of
-from validators.gates.verdict_rules import two_digits
+from validators.gates.verdict_rules import DRAWS, two_digits
 from validators.job.job import Job
 from validators.records.result import CandidateResult, Result
 from validators.records.verdicts import Verdict
@@ -100,6 +100,9 @@ def _more(verdict: Verdict, doubt: str, job: Job) -> NextStep:
     if not verdict.samples_needed or not verdict.n:
         return NextStep(f"{doubt}: {verdict.reason}")
     needed = two_digits(verdict.samples_needed)
+    if verdict.counted == DRAWS:
+        change = join(["quantgate", "run", "job.yaml", "--set", f"calibration.draws={needed}"])
+        return NextStep(f"{doubt}: about {needed} {DRAWS} would settle it, where {verdict.n} were made", change)
     if verdict.counted not in _MEASURED:
         return NextStep(f"{doubt}: about {needed:,} {verdict.counted} would settle it, where {verdict.n:,} were used")
     times = needed / verdict.n

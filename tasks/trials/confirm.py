@@ -15,16 +15,17 @@ from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.progress_events import CONFIRM
 from tasks.run.step import step
+from tasks.trials.draws import judge_draws
 from tasks.trials.inspect_variant import agreement_with_baseline
 from tasks.trials.judge import judged_data_of, rank_passing
 from tasks.trials.judge_on_samples import JudgedData, confirmed_of
 from tasks.trials.make_candidate import refused
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
-from tasks.trials.measure_fp16 import halves_of
-from tasks.trials.measure_latency import latency_of
+from tasks.trials.measure_latency import halves_of, latency_of
 from validators.errors import CandidateRefused
 from validators.gates.catalog import judge_gates
+from validators.gates.draws import judge_draw_spread
 from validators.gates.verdict_rules import confidence_of_each, overall
 from validators.job.candidate_name import decode
 from validators.job.job import Job
@@ -44,12 +45,13 @@ class ConfirmedTrials:
 
 @step(CONFIRM)
 def confirm_winner(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> ConfirmedTrials:
-    """Return the best passing trial that passes again; simply the best if the job keeps no samples for confirmation.
+    """Return the best passing trial that passes again; simply the best if the job has nothing to judge it again by.
 
-    Trials are judged again best first, at most `confirmation.candidates`, each at a confidence that holds for all together.
+    Trials are judged again best first, at most `confirmation.candidates`, each at a confidence that holds for all together;
+    after that on other draws of the calibration samples, if the job asks for them.
     """
     passing = rank_passing(run.job, trials)
-    if not run.job.confirmation.share:
+    if not run.job.confirmation.share and not run.job.calibration.draws:
         return ConfirmedTrials(trials, passing[0] if passing else None)
     judged_data = judged_data_of(run, baseline)
     tried: dict[str, Trial] = {}
@@ -57,7 +59,11 @@ def confirm_winner(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
     for trial in passing[: confirmations_left(run.job, trials)]:
         with run.clock.work("confirm the winner"), run.time_for_winner():
             try:
-                again = _judge_again(run, judged_data, _with_kept_samples(run, baseline, trial), halves)
+                again = trial
+                if run.job.confirmation.share:
+                    again = _judge_again(run, judged_data, _with_kept_samples(run, baseline, trial), halves)
+                if again.outcome == "passed":
+                    again = _with_draws(run, baseline, again)
             except CandidateRefused as error:
                 again = refused(trial.candidate, error)
         tried[trial.candidate] = again
@@ -111,6 +117,14 @@ def _judge_again(run: LoadedRun, judged_data: JudgedData, trial: Trial, halves: 
     )
     everything = (*trial.verdicts, *again)
     return replace(trial, confirmed=confirmed, verdicts=everything, outcome=overall(everything))
+
+
+def _with_draws(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Trial:
+    """Return the trial with its spread over draws of the calibration samples, and the verdict on it if the job has a gate."""
+    draws = judge_draws(run, baseline, trial)
+    verdict = None if draws is None else judge_draw_spread(draws, run.job.gates)
+    everything = trial.verdicts if verdict is None else (*trial.verdicts, verdict)
+    return replace(trial, draws=draws, verdicts=everything, outcome=overall(everything))
 
 
 def _with_kept_samples(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Trial:

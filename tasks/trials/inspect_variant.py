@@ -1,8 +1,8 @@
-"""Step 5, beside accuracy: the low-precision coverage of a variant, the sanity of its answers, and a decoder's agreement."""
+"""Step 5, beside accuracy: a variant's low-precision coverage, sanity, saturation and, of a decoder, agreement."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import onnx
@@ -11,16 +11,19 @@ from tasks.measure.continuations import Continuations, agreement_of, make_contin
 from tasks.measure.coverage import make_coverage, make_kernels
 from tasks.measure.request import request_batch, request_of
 from tasks.measure.sanity import make_sanity, probe_batches, sanity_batches
+from tasks.measure.saturation import Saturations, make_saturations
 from tasks.run.loaded_run import LoadedRun
+from tasks.run.step import step
 from tasks.runtimes.coverage import macs_as_written
 from tasks.storage.product import Product
+from tasks.trials.materials import prepared_product
 from tasks.trials.measure_baseline import baseline_variant
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.metric_facts import metric_facts
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.measurements import Agreement, Coverage, KernelProfile, Sanity
-from validators.records.run import Variant
+from validators.records.run import Trial, Variant
 from validators.targets import facts_of, facts_of_provider
 from validators.untrusted.external_data import graphs_of
 
@@ -118,3 +121,40 @@ def agreement_with_baseline(
     found, had_variant = answers(variant)
     clusters = () if evidence.clusters is None else tuple(evidence.clusters[rows].tolist())
     return agreement_of(before, found, clusters), had_baseline and had_variant
+
+
+@step("measure saturation")
+def measure_saturation(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+    """Add to each trial whose variant fixes ranges the share of clipped values; one pass of the float graph serves all.
+
+    Trials that failed already, in a race, are left out.
+    """
+    kept = [trial for trial in trials if not trial.refusal and trial.outcome in (None, "passed")]
+    variants = {trial.variant.digest: trial.variant for trial in kept if trial.variant}
+    bounds = run.job.calibration
+    if not variants or not bounds.model_samples:
+        return trials
+    prepared = prepared_product(run, run.source, run.inventory)
+    inputs = (
+        sorted(variants),
+        prepared,
+        run.evidence.output.name,
+        run.evidence.reference.file.digest,
+        bounds.model_samples,
+        run.job.seed,
+    )
+    make = partial(
+        make_saturations,
+        variants,
+        lambda: run.store.make(prepared)[0],
+        run.evidence,
+        run.reference_session,
+        bounds.model_samples,
+        run.job.seed,
+    )
+    with run.clock.work("measure saturation"):
+        found, _ = run.store.make(Product("saturation", inputs, Saturations, make))
+    return tuple(
+        replace(trial, saturation=found.by_variant.get(trial.variant.digest)) if trial.variant else trial
+        for trial in trials
+    )

@@ -142,6 +142,7 @@ def measured_of(judged_data: JudgedData, trial: Trial, answers: AnswerFigures | 
         beside_fp16=trial.beside_fp16,
         sanity=trial.sanity,
         agreement=trial.agreement,
+        draws=trial.draws,
         rolled_back=judged_data.mark_of(trial.variant),
     )
 

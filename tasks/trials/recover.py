@@ -15,12 +15,12 @@ from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from tasks.trials.gather import merge_copies, try_step
+from tasks.trials.inspect_variant import measure_saturation
 from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData, with_confidence
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.materials import materials_of
 from tasks.trials.measure_latency import measure_latency
-from tasks.trials.measure_saturation import measure_saturation
 from validators.errors import CandidateRefused
 from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each

@@ -20,7 +20,7 @@ from tasks.run.user_functions import job_step
 from tasks.runtimes.runner import Runner, open_runner
 from tasks.storage.product import Product
 from validators.digests import digest_values
-from validators.gates.logged import judge_logged
+from validators.gates.resource import judge_logged
 from validators.gates.verdict_rules import overall
 from validators.records.run import Trial, Variant
 from validators.redact import redact

@@ -22,8 +22,7 @@ from tasks.trials.gather import try_step
 from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_baseline import measure_baseline
-from tasks.trials.measure_fp16 import can_measure_beside_fp16, measure_beside_fp16
-from tasks.trials.measure_latency import measure_latency
+from tasks.trials.measure_latency import can_measure_beside_fp16, measure_beside_fp16, measure_latency
 from tasks.trials.recover import Recovered, choose_recovered, recover_trials
 from tasks.trials.user_step import run_own_step
 from tasks.workers.device_limits import device_phase, timing_phase
@@ -71,7 +70,7 @@ def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:
 
 
 def _may_confirm(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
-    return run.job.confirmation.share > 0 and bool(rank_passing(run.job, trials))
+    return (run.job.confirmation.share > 0 or run.job.calibration.draws > 0) and bool(rank_passing(run.job, trials))
 
 
 def _may_challenge(_run: Run, _: Accuracy, best: Trial, champion: Champion | None) -> bool:

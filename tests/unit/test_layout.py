@@ -52,7 +52,7 @@ PURE = (
 JUDGING = (
     *("tasks.evidence.load_data", "tasks.evidence.resolve_source", "tasks.evidence.target_inventory"),
     *(f"tasks.trials.{name}" for name in ("measure_baseline", "make_candidate", "inspect_variant", "measure_accuracy")),
-    *(f"tasks.trials.{name}" for name in ("measure_saturation", "measure_latency", "judge", "confirm", "gather")),
+    *(f"tasks.trials.{name}" for name in ("measure_latency", "judge", "confirm", "gather")),
     *("tasks.engines.catalog", "tasks.records.result_document", "tasks.reporting.page"),
 )
 UNNEEDED = {

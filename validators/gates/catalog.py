@@ -13,6 +13,7 @@ from typing import Literal
 from validators.gates import accuracy, coverage, resource, sanity, slices
 from validators.gates.agreement import judge_agreement
 from validators.gates.champion import judge_rolled_back
+from validators.gates.draws import judge_draw_spread
 from validators.gates.read_back import tolerance_of
 from validators.job.candidate_name import decode
 from validators.job.job import Job
@@ -20,7 +21,7 @@ from validators.job.metric_facts import metric_facts
 from validators.records.artifact_paths import BESIDE_FP16, KERNELS, LATENCY, NOISE, SCORES
 from validators.records.journal import RolledBack
 from validators.records.latencies import Latency
-from validators.records.measurements import Agreement, Coverage, Estimate, Flips, Sanity, SliceDrop
+from validators.records.measurements import Agreement, Coverage, Draws, Estimate, Flips, Sanity, SliceDrop
 from validators.records.run import Variant
 from validators.records.verdicts import Verdict
 from validators.targets import is_on_gpu
@@ -29,7 +30,7 @@ from validators.targets import is_on_gpu
 Unit = Literal["drop", "decibels", "ratio", "share", "milliseconds", "metric", "by method", "number", "yes or no"]
 # The independent units of a gate's interval: samples or their clusters, or launches. Figures that are "exact" are counted, and
 # the same each time. Those measured "once" have no interval, so that a candidate at the bound passes by chance.
-Units = Literal["clusters", "launches", "exact", "once"]
+Units = Literal["clusters", "launches", "draws", "exact", "once"]
 PREFIX_CONFIRMED, PREFIX_LOGGED = "confirmed_", "logged."
 
 
@@ -78,6 +79,7 @@ class Measured:
     beside_fp16: Latency | None = None
     sanity: Sanity | None = None
     agreement: Agreement | None = None
+    draws: Draws | None = None
     rolled_back: RolledBack | None = None
 
 
@@ -271,6 +273,15 @@ GATES: tuple[Gate, ...] = (
         key="min_agreement",
         is_confirmed=True,
         is_loss=True,
+    ),
+    Gate(
+        "draw_spread",
+        "Made again from other draws of the calibration samples, the metric moves at most this much, by the upper bound.",
+        "drop",
+        units="draws",
+        judge=lambda found: None if found.draws is None else judge_draw_spread(found.draws, found.job.gates),
+        key="max_draw_spread",
+        requires=lambda job, name: job.gates.max_draw_spread is not None and job.is_calibrated(name),
     ),
     _YES_OR_NO(
         "finite",

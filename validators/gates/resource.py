@@ -1,19 +1,19 @@
-"""Resource gates: latency, load time, energy, cost, memory and size of a variant."""
+"""Gates on latency, load time, energy, cost, memory and size of a variant, and on what the job's own step logged of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded
-from validators.job.job_gates import Gates
+from validators.job.job_gates import Gates, LoggedGate
 from validators.plain_text import figure
 from validators.records.latencies import Latency, cost_of_million
 from validators.records.measurements import Estimate
 from validators.records.run import Variant
-from validators.records.verdicts import Verdict
+from validators.records.verdicts import Outcome, Verdict
 
 TailGate = Literal["p95_ratio", "p95_ms", "p99_ratio", "p99_ms"]
 
@@ -169,4 +169,36 @@ def unmeasured(
     """Return an inconclusive verdict for a timing measurement that is missing, with the reason."""
     return Verdict(
         gate=gate, outcome="inconclusive", value=value, bound=bound, direction=direction, method="none", reason=reason
+    )
+
+
+def judge_logged(logged: Mapping[str, float], gates: Gates, *, problem: str = "") -> tuple[Verdict, ...]:
+    """Judge each bound on a logged metric. `logged` holds the last value of each key, `problem` says why the step failed.
+
+    A missing metric, or NaN, is inconclusive.
+    """
+    return tuple(_judge_one(gate, logged.get(gate.metric), problem) for gate in gates.logged)
+
+
+def _judge_one(gate: LoggedGate, value: float | None, problem: str) -> Verdict:
+    bound = gate.at_most if gate.at_most is not None else gate.at_least
+    assert bound is not None  # `LoggedGate` requires one of the two
+    known = value is not None and not math.isnan(value)
+    outcome: Outcome = "inconclusive"
+    reason = problem or f"the step logged no metric {gate.metric!r}"
+    if value is not None and known:
+        within = value <= bound if gate.at_most is not None else value >= bound
+        outcome = "pass" if within else "fail"
+        reason = "" if within else f"{value:.6g} against {bound:.6g}"
+    elif value is not None:
+        reason = f"the step logged NaN as {gate.metric!r}"
+    return Verdict(
+        gate=f"logged.{gate.metric}",
+        outcome=outcome,
+        value=value,
+        bound=bound,
+        direction="at_most" if gate.at_most is not None else "at_least",
+        method="logged by the job's own step",
+        reason=reason,
+        evidence=f"metric {gate.metric}",
     )

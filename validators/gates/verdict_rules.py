@@ -27,12 +27,14 @@ def overall(verdicts: tuple[Verdict, ...]) -> Literal["passed", "failed", "incon
 
 # Units that a verdict counts, and the job key that provides more of them if it is not the evaluation data.
 EVALUATION, BLOCKS, LAUNCHES, PROMPTS = "evaluation samples", "pairs of blocks", "launches", "prompts"
+DRAWS = "draws of the calibration samples"
 REQUESTS = "requests in each launch"
 _KEYS = {
     BLOCKS: ": raise `measurement.launches`, or `measurement.blocks`, the pairs of each",
     LAUNCHES: ": raise `measurement.launches`",
     REQUESTS: ": raise `measurement.block_count`",
     PROMPTS: ": raise `measurement.prompts`",
+    DRAWS: ": raise `calibration.draws`",
 }
 
 
@@ -47,18 +49,20 @@ def bounded(
     show: Callable[[float], str],
     *,
     counted: str = EVALUATION,
+    settle: Callable[[], int | None] | None = None,
 ) -> Verdict:
     """Judge an estimate: pass if its whole interval is on the right side of the bound, fail if none of it is.
 
-    Otherwise the verdict is inconclusive, with the number of `counted` units that would settle it. A missing end of the
-    interval counts as infinite; NaN never passes.
+    Otherwise the verdict is inconclusive, with the number of `counted` units that would settle it: that of `settle`, for an
+    estimate that is no mean. A missing end of the interval counts as infinite; NaN never passes.
     """
     low = -math.inf if estimate.low is None else estimate.low
     high = math.inf if estimate.high is None else estimate.high
     near, far = (low, high) if direction == "at_most" else (high, low)
     within = operator.le if direction == "at_most" else operator.ge
     outcome: Outcome = "pass" if within(far, bound) else "inconclusive" if within(near, bound) else "fail"
-    needed = samples_to_settle(estimate, bound, direction, confidence, n) if outcome == "inconclusive" else None
+    settle = settle or (lambda: samples_to_settle(estimate, bound, direction, confidence, n))
+    needed = settle() if outcome == "inconclusive" else None
     words = {"pass": "", "fail": "beyond the bound", "inconclusive": _doubt(estimate, method, needed, counted)}
     ends = "" if estimate.low is None or estimate.high is None else f" [{show(estimate.low)}, {show(estimate.high)}]"
     reason = words[outcome] and f"{show(estimate.value)}{ends} against {show(bound)}: {words[outcome]}"
@@ -83,7 +87,7 @@ def _doubt(estimate: Estimate, method: str, needed: int | None, counted: str) ->
     if estimate.low is None or estimate.high is None:
         return f"no interval ({method.removeprefix('none: ')}): more {would_tell(counted)}"
     if needed is None:
-        return f"the value equals the bound: no number of {counted} would settle it"
+        return f"the value equals the bound, or nearly: no sensible number of {counted} would settle it"
     return f"the interval contains the bound: about {two_digits(needed):,} {would_tell(counted)}"
 
 

@@ -133,6 +133,16 @@ class Candidate:
         return self.precision == "bf16" or self.bf16_floats
 
     @property
+    def is_calibrated(self) -> bool:
+        """True if calibration samples influence the variant: by ranges, Gram matrices, smoothing, or the ranking of parts.
+
+        >>> [decode(f"{one}@ort-cpu").is_calibrated for one in ("int8-dynamic-pc", "int8-dynamic-pc-keep1", "int4-g32-gptq")]
+        [False, True, True]
+        """
+        has_ranges = self.range_method is not None or self.precision == "fp8" or self.cache_bits is not None
+        return has_ranges or self.weight_method in ("gptq", "awq") or self.smooth or self.kept_parts > 0
+
+    @property
     def is_simulated(self) -> bool:
         """True if the target has no kernels for the precision, so that only its numerics can be reproduced there."""
         return self.precision in facts_of(self.target).simulated

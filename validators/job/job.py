@@ -63,6 +63,8 @@ class ApprovalRule(Settings):
     """Hours to wait for an answer. Then the run ends and promotes nothing."""
 
 
+# Draws of the calibration samples with which a spread can be judged.
+MIN_DRAWS = 3
 # Words that stand for several candidates of a target.
 LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "default": lambda target: facts_of(target).default_candidates,
@@ -227,6 +229,14 @@ class Job(Settings):
             )
         if self.data.calibration is None and self.candidates != ():
             raise ValueError("`data.calibration` may be left out only where every candidate is a file of another tool")
+        if 0 < self.calibration.draws < MIN_DRAWS:
+            raise ValueError(
+                f"`calibration.draws` must be 0 or at least {MIN_DRAWS}: fewer have no spread worth the name"
+            )
+        if self.calibration.draws and not facts.has_drop:
+            raise ValueError(f"`calibration.draws` compares drops, which the metric {self.metric} does not have")
+        if self.gates.max_draw_spread is not None and not self.calibration.draws:
+            raise ValueError("`gates.max_draw_spread` needs `calibration.draws`, such as 5")
         if self.gates.max_cost_per_million is not None and self.measurement.price_per_hour is None:
             raise ValueError("`gates.max_cost_per_million` needs `measurement.price_per_hour`")
         return self
@@ -268,6 +278,11 @@ class Job(Settings):
     def given_files(self) -> dict[str, GivenFile]:
         """Files of other tools, by the name of the candidate."""
         return {one.candidate: one for one in self.given}
+
+    def is_calibrated(self, name: str) -> bool:
+        """Return True if calibration samples influence what a candidate becomes; they may influence what a script makes."""
+        given = self.given_files.get(name)
+        return given.make is not None if given else decode(name).is_calibrated
 
     def processor_of(self, inventory: Inventory) -> Processor:
         """Return the processor that variants are made for: that of the inventory, or with `portable` the least of all."""

@@ -154,7 +154,11 @@ class TextDecoding(Settings):
 
 
 class CalibrationBounds(Settings):
-    """Bounds that calibration data must satisfy to be used as evidence."""
+    """Bounds that calibration data must satisfy to be used as evidence, and settings of the calibration."""
+
+    draws: Annotated[int, Field(ge=0, le=100)] = 0
+    """Make the winner again from so many other draws of the calibration samples, with as many samples each, and report how far
+    metric and ranges move; 0 to skip it, else at least 3. See docs/calibration-draws.md."""
 
     min_samples: Annotated[int, Field(ge=1)] = 64
     """Fewest distinct samples."""

@@ -67,6 +67,9 @@ class Gates(Settings):
     """Largest p95 latency of the variant, in milliseconds, at the first batch size; 130 requests in every launch."""
     max_p99_ms: Annotated[float, Field(gt=0)] | None = None
     """Largest p99 latency of the variant, in milliseconds, at the first batch size; 662 requests in every launch."""
+    max_draw_spread: Annotated[float, Field(gt=0)] | None = None
+    """Largest standard deviation of the metric over other draws of the calibration samples, in the units of `max_drop`. It
+    needs `calibration.draws`, and does not apply to candidates that no calibration sample influences."""
     min_coverage: Annotated[float, Field(ge=0, le=1)] | None = 0.5
     """Smallest share of multiply-accumulates in low-precision kernels, for candidates below 32-bit; for FP16, in 16 bits."""
     min_time_coverage: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -24,6 +24,33 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class RangeSpread:
+    """A tensor whose clipping range moves with the calibration draw: `ratio` is its widest range over its narrowest."""
+
+    tensor: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A candidate made again from other draws of its calibration samples, each judged on all evaluation samples.
+
+    `drop` is the drop of the candidate itself and `drops` those of the draws, against the baseline and in the units of
+    `max_drop`. `spread` is their standard deviation, with bounds at the one-sided `confidence`. It is free of `noise`, the
+    standard deviation that chance in the evaluation samples adds. `samples` counts the calibration samples of a draw. `ranges`
+    are the tensors whose ranges move most.
+    """
+
+    drop: float
+    drops: tuple[float, ...]
+    spread: Estimate
+    noise: float
+    confidence: float
+    samples: int
+    ranges: tuple[RangeSpread, ...] = ()
+
+
+@dataclass(frozen=True)
 class KernelTime:
     """A kernel of the runtime's profile: name, operator type, provider, and median microseconds in one request."""
 

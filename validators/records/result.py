@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from validators.records.generation import DecoderBytes
 from validators.records.latencies import Latency
-from validators.records.measurements import Estimate, Flips
+from validators.records.measurements import Draws, Estimate, Flips
 from validators.records.run import (
     AbsentEngine,
     CandidateOutcome,
@@ -142,6 +142,8 @@ class CandidateResult(_Document):
     verdicts: list[Verdict]
     confirmed: ConfirmedResult | None = None
     """Null for a candidate that was not held against the confirmation samples."""
+    draws: Draws | None = None
+    """Null unless it was made again from other draws of the calibration samples (`calibration.draws`)."""
     copies: list[str] = []
     """Later candidates of the job that made the same variant: it is measured and judged once for all of them."""
     cached: bool

@@ -19,6 +19,7 @@ from validators.records.measurements import (
     Accuracy,
     Agreement,
     Coverage,
+    Draws,
     Estimate,
     Flips,
     Sanity,
@@ -373,6 +374,7 @@ class Trial:
     beside_champion: ChampionFigures | None = None
     verdicts: tuple[Verdict, ...] = ()
     confirmed: Confirmed | None = None
+    draws: Draws | None = None
     mlflow_run_id: str | None = None
     copies: tuple[str, ...] = ()
     cached: bool = False

@@ -13,13 +13,17 @@ from report_data import BARE, JOB, NO_VARIANT, REFUSED, RESULT
 from flows.cli.app import app
 from tasks.reporting.next_steps import NextStep, next_steps, rounded
 from validators.gates.catalog import GATES
+from validators.gates.verdict_rules import DRAWS
 from validators.job.job import Job
+from validators.job.job_data import CalibrationBounds
 from validators.job.job_measurement import Measurement
 from validators.job.read_job import changed
 from validators.records.result import ErrorResult, Result
 from validators.records.verdicts import Verdict
 
-PRICED = JOB.model_copy(update={"measurement": Measurement(price_per_hour=1.0)})
+# What some gates need beside their bound.
+NEEDED = {"measurement": Measurement(price_per_hour=1.0), "calibration": CalibrationBounds(draws=5)}
+PRICED = JOB.model_copy(update=NEEDED)
 RUN = "0123456789abcdef0123456789abcdef"
 
 
@@ -99,6 +103,9 @@ def test_what_would_settle_a_doubt_is_told_with_its_cost() -> None:
         assert f"{launches} launches would settle it, about {seconds:.0f} s a candidate" in step.about
     (step,) = next_steps(lost(replace(doubt, counted="launches", samples_needed=4100)), JOB, RUN)
     assert step.command == "" and "about 4,100 launches would settle it, 228 times as many" in step.about
+    draws = replace(doubt, gate="draw_spread", direction="at_most", n=5, samples_needed=9, counted=DRAWS)
+    (step,) = next_steps(lost(draws), JOB, RUN)
+    assert applied(step).calibration.draws == 9
     (step,) = next_steps(lost(replace(doubt, gate="drop", n=900, samples_needed=1801)), JOB, RUN)
     assert step.about.endswith("about 1,900 evaluation samples would settle it, where 900 were used")
 

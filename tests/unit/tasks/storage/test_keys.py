@@ -21,10 +21,9 @@ from tasks.ptq.slow_parts import SlowParts
 from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.storage.store import Store
 from tasks.trials import materials
-from tasks.trials.inspect_variant import coverage_of, sanity_of
+from tasks.trials.inspect_variant import coverage_of, measure_saturation, sanity_of
 from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
-from tasks.trials.measure_saturation import measure_saturation
 from tasks.trials.recover import _kernel_costs
 from validators.digests import digest_model
 from validators.job.candidate_name import decode

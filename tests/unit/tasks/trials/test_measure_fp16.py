@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from runs import run_in
 
-from tasks.trials import measure_fp16 as step
+from tasks.trials import measure_latency as step
 from validators.errors import CandidateRefused
 from validators.gates.resource import judge_speedup_fp16
 from validators.job.job_gates import Gates

@@ -14,7 +14,7 @@ from validators.gates.catalog import GATES, AnswerFigures, Measured, judge_gates
 from validators.gates.champion import champion_gates
 from validators.job.job import Job
 from validators.records.latencies import Tail
-from validators.records.measurements import Agreement, Answers, Estimate, Sanity, SliceDrop
+from validators.records.measurements import Agreement, Answers, Draws, Estimate, Sanity, SliceDrop
 from validators.records.run import Champion, Trial
 
 INT8, FP16 = "int8-static-minmax-pc@ort-cuda", "fp16@ort-cuda"
@@ -40,6 +40,7 @@ EVERY_GATE = {
     "max_p99_ratio": 1.2,
     "max_p95_ms": 5.0,
     "max_p99_ms": 5.0,
+    "max_draw_spread": 0.01,
 }
 
 
@@ -52,6 +53,7 @@ def job_of(**changes: Any) -> Job:
         "candidates": [INT8, FP16],
         "gates": EVERY_GATE,
         "measurement": {"price_per_hour": 1.0},
+        "calibration": {"draws": 5},
     }
     return Job.model_validate(given | changes)
 
@@ -101,6 +103,7 @@ def measured(job: Job) -> Measured:
         beside_fp16=timed,
         sanity=Sanity(8, 3, (answers,), (answers,)),
         agreement=Agreement(64, (1.0,) * 99 + (0.5,)),
+        draws=Draws(0.0, (0.0,) * 5, Estimate(0.001, 0.0, 0.003), 0.001, 0.98, 128),
     )
 
 
@@ -160,7 +163,7 @@ def test_untimed_attempt_is_judged_without_its_speed() -> None:
         ({"gates": EVERY_GATE | {"min_speedup": {"ort-cpu": 2.0}}}, "speedup"),
         ({"candidates": [INT8]}, "speedup_fp16"),
         ({"data": {"calibration": "c.npz", "evaluation": "e.npz"}}, "worst_slice"),
-        ({"metric": "sqnr"}, "drop"),
+        ({"metric": "sqnr", "calibration": {}, "gates": EVERY_GATE | {"max_draw_spread": None}}, "drop"),
         ({"confirmation": {"share": 0}}, "confirmed_drop"),
     ],
 )
@@ -205,7 +208,7 @@ def test_names_are_unique_and_every_gate_has_words() -> None:
 
 
 def test_each_row_states_how_its_verdict_accounts_for_chance() -> None:
-    """An interval over clusters or launches comes with a confirmation, which corrects for choosing; other gates have none."""
+    """An interval over clusters or launches comes with a confirmation, which corrects for choosing; exact figures have none."""
     clusters = tuple(range(50)) * 2
     found = measured(job_of())
     assert found.answers is not None
@@ -223,8 +226,11 @@ def test_each_row_states_how_its_verdict_accounts_for_chance() -> None:
         if gate.units in ("exact", "once"):
             assert (verdict.low, verdict.confidence) == (None, None), gate.name
             continue
-        words = {"clusters": ("cluster",), "launches": ("launches", "pairs of blocks")}[gate.units]
+        words = {"clusters": ("cluster",), "launches": ("launches", "pairs of blocks"), "draws": ("draws",)}[gate.units]
         assert any(word in verdict.counted for word in words), gate.name
+        if gate.units == "draws":  # judged once, after the choice, at a confidence that corrects for it
+            assert found.draws and verdict.confidence == found.draws.confidence
+            continue
         assert verdict.low is not None and again[f"confirmed_{gate.name}"].confidence is not None, gate.name
         assert (again[f"confirmed_{gate.name}"].confidence or 0) > (verdict.confidence or 1), gate.name
 

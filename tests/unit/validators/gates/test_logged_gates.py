@@ -7,7 +7,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from validators.gates.logged import judge_logged
+from validators.gates.resource import judge_logged
 from validators.job.job_gates import Gates, LoggedGate
 
 GATES = Gates(logged=(LoggedGate(metric="gap", at_most=0.02), LoggedGate(metric="recall", at_least=0.9)))
