@@ -125,7 +125,7 @@ def sensitivity(
     result: ResultFile = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the noisiest parts here (SVG).")] = None,
 ) -> CommandAnswer:
-    """Rank the parts of a model by what quantizing each alone costs.
+    """Rank the parts of a model by what INT8 and INT4 cost.
 
     For INT8 with fixed ranges, with ranges at run time, and for INT4 weights: the noise in the judged output on calibration
     samples and, for the noisiest, the drop of the metric on evaluation samples. Nothing is timed or registered.
@@ -169,7 +169,7 @@ def _parts_of(effects: PrecisionEffects, metric: str) -> list[str | Table]:
 
 
 def _drawn(found: tuple[PrecisionEffects, ...]) -> str:
-    """Return the picture of the recipe with the least noise in all, which is the one to mend."""
+    """Return the picture of the first recipe with noise to draw."""
     from tasks.reporting.pictures.bars import noise_spec
     from tasks.reporting.pictures.vega import to_svg
     from validators.records.verdicts import RankedPart

@@ -9,6 +9,7 @@ import pytest
 from conftest import Tiny, tiny_samples
 from driving import Answer, run_jobs, write_job
 
+from tasks.champion.bundle.verify import is_sound, verify
 from tasks.trials.draws import draw
 from validators.records.run import DataFile
 from validators.samples.datasets import Samples
@@ -95,6 +96,16 @@ def test_a_steady_model_is_chosen_with_its_draws(answers: dict[str, Answer], nam
     assert verdict["n"] == 8
     report = Path(result["report"]).read_text(encoding="utf-8")
     assert "was made again from 8 other draws of its 128 calibration samples" in report
+
+
+def test_evidence_gives_the_verdict_on_draws_again(answers: dict[str, Answer]) -> None:
+    result = answers["steady"].result
+    assert result is not None, answers["steady"].said
+    report = Path(result["report"])
+    (bundle,) = report.parents[2].rglob(f"{report.parent.name}/artifacts/evidence/evidence.zip")
+    parts = verify(bundle)
+    assert is_sound(parts), parts
+    assert any(part.part == "verdict draw_spread" and part.is_sound for part in parts)
 
 
 def test_what_no_sample_influences_is_not_made_again(answers: dict[str, Answer]) -> None:

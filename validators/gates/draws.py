@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
-from scipy.stats import f as f_distribution
+from scipy.special import chdtri, fdtri
 
 from validators.gates.verdict_rules import DRAWS, bounded
 from validators.job.job_gates import Gates
@@ -40,7 +39,7 @@ def estimate_spread(pseudo_values: NDArray[np.float64], confidence: float) -> tu
     noise = math.sqrt(float(np.square(residuals).sum()) / degrees[1] / groups)
     if not math.isfinite(total) or not math.isfinite(noise):
         return Estimate(math.nan, math.nan, math.nan), noise
-    quantiles = (float(f_distribution.ppf(share, *degrees)) for share in (confidence, 1 - confidence))
+    quantiles = (float(fdtri(*degrees, share)) for share in (confidence, 1 - confidence))
     low, high = (_without_noise(total, noise, quantile) for quantile in quantiles)
     return Estimate(_without_noise(total, noise, 1.0), low, high), noise
 
@@ -73,7 +72,8 @@ def draws_to_settle(spread: float, noise: float, bound: float, confidence: float
     passes = spread < bound
     total = spread**2 + noise**2
     for count in range(3, MOST_DRAWS + 1):
-        quantile = float(chi2.ppf(1 - confidence if passes else confidence, count - 1)) / (count - 1)
+        # `chdtri` takes the probability above the quantile.
+        quantile = float(chdtri(count - 1, confidence if passes else 1 - confidence)) / (count - 1)
         end = _without_noise(total, noise, quantile)
         if end <= bound if passes else end > bound:
             return count
