@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import Metric, Rows, are_scores
 from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
+from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric
 from tasks.trials.materials import variant_from_store
@@ -27,6 +28,7 @@ from validators.gates.clusters import number_clusters
 from validators.gates.draws import estimate_spread
 from validators.gates.verdict_rules import confidence_of_each
 from validators.job.candidate_name import decode
+from validators.plain_text import figure
 from validators.records.measurements import Accuracy, Draws, Estimate, RangeSpread
 from validators.records.run import Trial
 from validators.samples.datasets import Samples
@@ -61,6 +63,7 @@ def judge_draws(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Draws | Non
                 fix="calibrate with more samples",
             )
         accuracy, _ = measure_accuracy(drawn, made.variant, reference, alone=True)
+        log.info("draw %d of %d: %s %s", number + 1, run.job.calibration.draws, accuracy.metric, figure(accuracy.value))
         rows.append(np.asarray(np.load(accuracy.scores_path), np.float64))
         ranges.append(read_fixed_ranges(made.variant.path))
     before, own = (np.asarray(np.load(one.scores_path), np.float64) for one in (baseline, trial.accuracy))

@@ -43,6 +43,7 @@ with mlflow.start_run() as run:
 client = mlflow.MlflowClient()
 client.create_registered_model("tiny-int8")
 client.create_model_version("tiny-int8", f"{run.info.artifact_uri}/theirs", run_id=run.info.run_id)
+print(run.info.run_id)
 """
 HERE = openvino.why_missing() is None
 
@@ -99,16 +100,22 @@ def world(tiny: Tiny, files: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("given")
     register_models(root / "state", tiny.model.parent)
     command = [sys.executable, "-W", "ignore", "-c", REGISTER, str(files / "ort.onnx")]
-    subprocess.run(command, env=environment(root / "state"), check=True, capture_output=True)
+    done = subprocess.run(command, env=environment(root / "state"), check=True, capture_output=True, text=True)
+    logged = done.stdout.split()[-1]
 
     def given(name: str, engine: str = "ort-cpu") -> dict[str, str]:
         return {"name": name.partition(".")[0], "file": str(files / name), "engine": engine}
 
     theirs = [given(name) for name in ("ort.onnx", "fake.onnx", "other.onnx", "truncated.onnx", "pickle.pkl")]
-    registered = {"name": "registered", "source": "models:/tiny-int8/1", "engine": "ort-cpu"}
+    registered = [
+        {"name": "registered", "source": "models:/tiny-int8/1", "engine": "ort-cpu"},
+        {"name": "logged", "source": f"runs:/{logged}/theirs/ort.onnx", "engine": "ort-cpu"},
+        {"name": "folder", "source": f"runs:/{logged}/theirs", "engine": "ort-cpu"},
+        {"name": "nowhere", "source": f"runs:/{logged}/ours/ort.onnx", "engine": "ort-cpu"},
+    ]
     jobs = {
         "onnx": tiny.job(
-            source="models:/tiny/1", candidates=[*theirs, registered, "fp8-amax-pc@ort-cpu"], search="race"
+            source="models:/tiny/1", candidates=[*theirs, *registered, "fp8-amax-pc@ort-cpu"], search="race"
         )
     }
     if HERE:
@@ -133,8 +140,11 @@ def test_each_file_ends_as_it_should(world: Any) -> None:
     assert "coverage" in fake and other["kind"] == "stopped" and "accuracy is worse by at least" in other["reason"], (
         other
     )
-    copy = by_name["registered"]["refusal"]
-    assert copy["kind"] == "copy" and "int8-given-ort@ort-cpu" in copy["reason"]
+    for name in ("registered", "logged", "folder"):
+        copy = by_name[name]["refusal"]
+        assert copy["kind"] == "copy" and "int8-given-ort@ort-cpu" in copy["reason"]
+    nowhere = by_name["nowhere"]["refusal"]
+    assert nowhere["kind"] == "invalid" and "ours/ort.onnx" in nowhere["reason"], nowhere
     reasons = {name: by_name[name]["refusal"]["reason"] for name in ("truncated", "pickle")}
     assert "truncated" in reasons["truncated"] and "pickle.pkl for ort-cpu" in reasons["pickle"]
 

@@ -28,8 +28,9 @@ class GivenFile(Settings):
     """Your name for it, such as `nncf`; the candidate is called `int8-given-nncf@openvino`."""
     file: Path = Path()
     """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
-    source: Annotated[str, Field(pattern=r"^models:/[^/@\s]+/\d+$")] | None = None
-    """In place of `file`: a registered version that holds one such file, `models:/name/version`."""
+    source: Annotated[str, Field(pattern=r"^(models:/[^/@\s]+/\d+|runs:/[0-9a-f]{32}/\S+)$")] | None = None
+    """In place of `file`: a registered version that holds one such file, `models:/name/version`, or a run's artifact or folder
+    of artifacts that does, `runs:/id/path`."""
     make: Annotated[str, Field(pattern=rf"^({'|'.join(ADAPTERS)})$|{FUNCTION_NAME}")] | None = None
     """In place of `file`: a tool that `python` has (`nncf`, `olive`, `optimum`, `modelopt`, `neural-compressor`), called as its
     guide does. Or `module:function` of a Python file in the job's `code` folder, such as `quantize:nncf_int8`. It is called

@@ -1,9 +1,10 @@
-"""Origin of a given file: a path, a registered model version, or a script of the job's own."""
+"""Origin of a given file: a path, a registered model version, artifacts of a run, or a script of the job's own."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tasks.evidence.given.run_script import file_of_script
 from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
@@ -15,28 +16,25 @@ from validators.errors import CandidateRefused, SourceError
 from validators.job.given_file import GivenFile
 from validators.untrusted.paths import inside
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 
 def with_local_file(run: LoadedRun, given: GivenFile, endings: Collection[str]) -> GivenFile:
     """Return the given file with its path; unless the job names one it is in the store. `endings` are those of the engine.
 
     Raises:
         JobError: the operator does not allow the script.
-        CandidateRefused: there is no such version, it does not hold exactly one model file, or the script makes none.
+        CandidateRefused: there is no such version or artifact, it holds not exactly one model file, or the script makes none.
         InfrastructureError: the registry does not answer.
     """
     if given.make is not None:
         return given.model_copy(update={"file": file_of_script(run, given, endings)})
-    return _of_version(run, given, given.source) if given.source is not None else given
+    return _fetched(run, given, given.source) if given.source is not None else given
 
 
-def _of_version(run: Run, given: GivenFile, uri: str) -> GivenFile:
-    match = MODEL_URI.fullmatch(uri)
-    assert match is not None  # by the pattern of the key
-    try:
-        with connect(run.tracking_uri) as client:
-            version = named_version(client, match)
-    except SourceError as error:
-        raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
+def _fetched(run: Run, given: GivenFile, uri: str) -> GivenFile:
+    from mlflow.exceptions import MlflowException
 
     def fetch(folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts
@@ -45,13 +43,37 @@ def _of_version(run: Run, given: GivenFile, uri: str) -> GivenFile:
             model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
         return _only_file(model, uri)
 
-    inputs = (registry_uri(run.tracking_uri), uri, version.creation_timestamp)
-    file, _ = run.store.make(Product("given", inputs, Path, fetch))
+    try:
+        with connect(run.tracking_uri) as client:
+            made = _state_of(client, uri)
+        file, _ = run.store.make(Product("given", (registry_uri(run.tracking_uri), uri, made), Path, fetch))
+    except SourceError as error:
+        raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
+    except MlflowException as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"{uri}: {error.message}",
+            expected="a version, or an artifact of a run, of this MLflow server",
+            fix="correct `source`",
+        ) from error
     return given.model_copy(update={"file": file})
+
+
+def _state_of(client: MlflowClient, uri: str) -> Any:
+    """Return what changes when the files behind a URI change: of a version nothing does, a run may log again."""
+    match = MODEL_URI.fullmatch(uri)
+    if match:
+        return named_version(client, match).creation_timestamp
+    _, run_id, path = uri.split("/", 2)
+    folder = path if registry_call(client.list_artifacts, run_id, path) else str(Path(path).parent)
+    files = registry_call(client.list_artifacts, run_id, None if folder == "." else folder)
+    return registry_call(client.get_run, run_id).info.end_time, sorted((one.path, one.file_size) for one in files)
 
 
 def _only_file(model: Path, uri: str) -> Path:
     """Return the one ONNX file, or `.xml` with a `.bin` beside it, of a downloaded version."""
+    if model.is_file() and model.suffix in (".onnx", ".xml"):
+        return model
     known = (path for path in model.rglob("*") if path.suffix in (".onnx", ".xml"))
     found = sorted(path for path in known if path.suffix == ".onnx" or path.with_suffix(".bin").exists())
     if len(found) != 1:
