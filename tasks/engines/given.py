@@ -10,15 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
 
+from tasks.ptq.graph.edits import Names
 from tasks.runtimes.runner import open_runner
 from validators.digests import digest_file
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.interfaces import spec_of
 from validators.graph.source_graph import check_given_graph
 from validators.graph.stored import load_model, save_model
-from validators.job.given_file import GivenFile
+from validators.job.given_file import GivenFile, TensorCodes
 from validators.plain_text import plain
 from validators.records.run import SessionSettings
 from validators.samples.data_advice import yaml_line
@@ -68,6 +70,7 @@ def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings
     where = f" of {given.source}" if given.source else f", made by {given.make}" if given.make else ""
     told = [f"is {given.file.name}{where}, sha256 {digest_file(given.file)}"]
     told += [f"says that {plain(maker)} wrote it"] if maker else []
+    told += [f"takes or gives floats in place of codes: {', '.join(given.codes)}"] if given.codes else []
     told += [f"was made, as the job says, by: {plain(given.command)}"] if given.command else []
     return {"the file": ", ".join(told)}
 
@@ -76,9 +79,11 @@ def take_onnx(given: GivenFile, path: Path, _source: Path) -> str:
     """Copy an ONNX file to `path`; see `TakeUp`."""
     model = onnx.load(given.file, load_external_data=False)
     maker = f"{model.producer_name} {model.producer_version}".strip()
-    if given.inputs or given.outputs or external_files(given.file):
+    if given.inputs or given.outputs or given.codes or external_files(given.file):
         model = load_model(given.file)
         _rename(model.graph, given.inputs | given.outputs)
+        for name, codes in given.codes.items():
+            _take_floats(given, model.graph, name, codes)
         save_model(model, path)
     else:
         shutil.copyfile(given.file, path)
@@ -96,6 +101,40 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             tensors[:] = [names.get(name, name) for name in tensors]
         for body in bodies_of(node):
             _rename(body, names)
+
+
+def _take_floats(given: GivenFile, graph: onnx.GraphProto, name: str, codes: TensorCodes) -> None:
+    """Let an input or output of 8-bit codes take or give floats: with a QuantizeLinear before it, or a DequantizeLinear after.
+
+    Raises:
+        CandidateRefused: `invalid`: the graph has no such input or output, or it holds no such codes.
+    """
+    ends = {value.name: (value, value in graph.input) for value in (*graph.output, *graph.input)}
+    value, is_input = ends.get(name, (None, False))
+    dtype = "nothing" if value is None else spec_of(value).dtype
+    if value is None or dtype not in ("uint8", "int8") or not _holds(dtype, codes.zero_point):
+        raise _refused(
+            given,
+            f"{name} is {dtype}, and its zero point {codes.zero_point}",
+            "an input or output of UINT8 or INT8, with a zero point of that type",
+            "correct `codes`",
+        )
+    names = Names(graph)
+    inner, scale, zero = (names.new(f"{name}_{end}") for end in ("codes", "scale", "zero_point"))
+    _rename(graph, {name: inner})
+    value.name, value.type.tensor_type.elem_type = name, onnx.TensorProto.FLOAT
+    constants = {scale: np.array(codes.scale, np.float32), zero: np.array(codes.zero_point, dtype)}
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, key) for key, array in constants.items())
+    operator, ends_of = ("QuantizeLinear", (name, inner)) if is_input else ("DequantizeLinear", (inner, name))
+    node = onnx.helper.make_node(
+        operator, [ends_of[0], scale, zero], [ends_of[1]], name=names.new(f"{name}_{operator}")
+    )
+    graph.node.insert(0 if is_input else len(graph.node), node)
+
+
+def _holds(dtype: str, number: int) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= number <= limits.max)
 
 
 @cache

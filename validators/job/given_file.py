@@ -21,6 +21,15 @@ def _is_an_engine(name: str) -> str:
     return name
 
 
+class TensorCodes(Settings):
+    """Codes of 8 bits for an input or output of floats: value = scale * (code - zero_point), as in ONNX."""
+
+    scale: Annotated[float, Field(gt=0)]
+    """Value of one step."""
+    zero_point: Annotated[int, Field(ge=-128, le=255)] = 0
+    """Code that stands for zero."""
+
+
 class GivenFile(Settings):
     """A file that another tool made from the source, and that is judged beside the recipes."""
 
@@ -48,6 +57,9 @@ class GivenFile(Settings):
     """Its inputs that have other names than the source's, each with the name that the source has for it."""
     outputs: dict[str, str] = Field(default_factory=dict)
     """The same for outputs."""
+    codes: dict[str, TensorCodes] = Field(default_factory=dict)
+    """Inputs and outputs that an ONNX file has in UINT8 or INT8 where the source has float32, by the source's name, such as
+    `{"x": {"scale": 0.02, "zero_point": 128}}`."""
     command: Annotated[str, Field(max_length=500)] = ""
     """How it was made, for the records: a command, or the tool with its version."""
 

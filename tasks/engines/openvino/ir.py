@@ -48,6 +48,13 @@ def read_ir(path: Path) -> Any:
 
 def take_ir(given: GivenFile, path: Path, source: Path) -> str:
     """Copy a given file with its weights to `path`; see `tasks.engines.given.TakeUp`."""
+    if given.codes:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"`codes` for {given.file.name}",
+            expected="an ONNX file",
+            fix="let the model take floats: openvino.preprocess.PrePostProcessor adds the conversion",
+        )
     model = read_ir(given.file)
     graph = onnx.load(source, load_external_data=False).graph
     known = {value.name for value in [*graph.input, *graph.output]}

@@ -13,7 +13,7 @@ import onnx
 import pytest
 import yaml
 from conftest import CLASSES, FEATURES, Tiny, tiny_model, tiny_samples
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tasks.engines.catalog import find_target
 from tasks.engines.given import files_of, has_ranges_at_run_time, take_up
@@ -83,6 +83,51 @@ def test_renamed_tensors_get_the_names_of_the_source(tiny: Tiny, tmp_path: Path)
     assert renames == {"inputs": {"input_1": "x"}, "outputs": {"scores": "logits"}}
     path, _ = taken(given_of(file, **renames), tiny, tmp_path)
     assert_same_answers(path, tiny)
+
+
+def _in_codes(model: onnx.ModelProto) -> None:
+    """Input and output in 8 bits: x = 0.05 * (code - 128), logits = 2 * code."""
+    graph = model.graph
+    graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    graph.output[0].type.tensor_type.elem_type = TensorProto.INT8
+    for key, value in (("s", np.float32(0.05)), ("z", np.uint8(128)), ("t", np.float32(2)), ("u", np.int8(0))):
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value), key))
+    graph.node[0].input[0], graph.node[-1].output[0] = "floats", "scores"
+    graph.node.insert(0, helper.make_node("DequantizeLinear", ["x", "s", "z"], ["floats"]))
+    graph.node.append(helper.make_node("QuantizeLinear", ["scores", "t", "u"], ["logits"]))
+
+
+CODES = {"x": {"scale": 0.05, "zero_point": 128}, "logits": {"scale": 2.0}}
+
+
+def test_declared_codes_become_floats(tiny: Tiny, tmp_path: Path) -> None:
+    """The copy answers as the source does to inputs, and in outputs, that are rounded by hand."""
+    path, told = taken(given_of(edited(tiny, tmp_path, _in_codes), codes=CODES), tiny, tmp_path)
+    assert "floats in place of codes: x, logits" in told
+    x = np.asarray(tiny_samples(50, 1)["x"], np.float32)
+    rounded = (np.clip(np.rint(x / np.float32(0.05)), -128, 127) * np.float32(0.05)).astype(np.float32)
+    with open_runner(path, CPU) as ours, open_runner(tiny.model, CPU) as theirs:
+        expected = np.clip(np.rint(theirs.run({"x": rounded}, ["logits"])[0] / 2), -128, 127) * 2
+        np.testing.assert_allclose(ours.run({"x": x}, ["logits"])[0], expected, atol=2.001)
+        assert (ours.run({"x": x}, ["logits"])[0] == expected).mean() > 0.98
+
+
+@pytest.mark.parametrize(
+    "codes", [{}, {"y": CODES["x"]}, {"x": {"scale": 0.05, "zero_point": -1}, "logits": {"scale": 2.0}}]
+)
+def test_undeclared_or_wrong_codes_are_refused(codes: dict[str, object], tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(CandidateRefused) as refusal:
+        taken(given_of(edited(tiny, tmp_path, _in_codes), codes=codes), tiny, tmp_path)
+    assert (
+        "x is" in refusal.value.found
+        or "y is nothing" in refusal.value.found
+        or "its input is x" in refusal.value.found
+    )
+
+
+def test_floats_are_no_codes(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(CandidateRefused, match="x is float32"):
+        taken(given_of(edited(tiny, tmp_path, lambda _: None), codes={"x": CODES["x"]}), tiny, tmp_path)
 
 
 def assert_same_answers(path: Path, tiny: Tiny) -> None:
