@@ -14,7 +14,7 @@ from tasks.ptq.graph.edits import model_bytes
 from tasks.records.result_document import Findings, conclude
 from tasks.records.write_report import write_report
 from tasks.reporting.page import About
-from tasks.run.context import log, start_run
+from tasks.run.context import Run, log, start_run
 from tasks.run.exclusive_run import turn_of
 from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.run.log_redaction import shielded
@@ -43,19 +43,24 @@ def judge(job: Job, evidence: Path | None = None) -> Result:
     run = start_run(job, timed_threads=count_spare_threads(job))
     with turn_of(run), run.footprint.measured():
         run.clock.begin_budget()
-        source = resolve_source(run)
-        inventory = without_unsuited_engines(take_target_inventory(run), has_program=False)
-        loaded = with_inputs(run, source, load_data(run, source), inventory)
+        loaded = gather_here(run)
         findings = _judged(loaded)
         findings = replace(findings, footprint=run.footprint.read())
         if evidence is not None:
             _seal(loaded, findings, evidence)
         result = conclude(job, findings, run.clock)
-        name = f"judge-{digest_values(source.digest, job.model_dump(mode='json'))[:12]}"
+        name = f"judge-{digest_values(loaded.source.digest, job.model_dump(mode='json'))[:12]}"
         about = About(facts=[("quantgate", metadata.version("quantgate"), "")])
         page = write_report(loaded, run.state / "reports" / name, findings, result, about)
         log.info("report: %s", page)
         return result.model_copy(update={"report": str(page)})
+
+
+def gather_here(run: Run) -> LoadedRun:
+    """Return the run with its source, the inventory of this machine, and the samples."""
+    source = resolve_source(run)
+    inventory = without_unsuited_engines(take_target_inventory(run), has_program=source.program is not None)
+    return with_inputs(run, source, load_data(run, source), inventory)
 
 
 def _judged(run: LoadedRun) -> Findings:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.engines.catalog import without_unsuited_engines
-from tasks.evidence.load_data import load_data
-from tasks.evidence.resolve_source import resolve_source
-from tasks.evidence.target_inventory import take_target_inventory
+from flows.judge import gather_here
 from tasks.run.context import log, start_run
 from tasks.run.exclusive_run import turn_of
-from tasks.run.loaded_run import with_inputs
 from tasks.run.log_redaction import shielded
 from tasks.trials.measure_baseline import measure_baseline
 from tasks.trials.sensitivity import RECIPES, PrecisionEffects, measure_sensitivity
@@ -34,9 +30,7 @@ def sensitivity(job: Job, recipes: tuple[str, ...] = RECIPES) -> tuple[Precision
     run = start_run(job)
     with turn_of(run), run.footprint.measured():
         run.clock.begin_budget()
-        source = resolve_source(run)
-        inventory = without_unsuited_engines(take_target_inventory(run), has_program=source.program is not None)
-        loaded = with_inputs(run, source, load_data(run, source), inventory)
+        loaded = gather_here(run)
         baseline = measure_baseline(loaded)
         found = []
         for recipe in recipes:
