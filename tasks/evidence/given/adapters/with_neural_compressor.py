@@ -1,4 +1,7 @@
-"""Intel's onnx-neural-compressor, static INT8; needs `onnx-neural-compressor`, which needs onnxruntime 1.18 and NumPy 1."""
+"""Intel's onnx-neural-compressor, static INT8; for onnxruntime 1.18 and NumPy 1.
+
+Needs `onnx-neural-compressor`, and `prettytable`, `pyyaml`, `requests` and `scipy`, which it does not declare.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Olive's workflow with one pass, `OnnxStaticQuantization`; needs `olive-ai` and `onnxruntime`."""
+"""Olive's workflow with one pass, `OnnxStaticQuantization`; needs `olive-ai`, `onnxruntime` and `requests`."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from conftest import Tiny
 
-from tasks.evidence.given.run_script import MARK, _make
+from tasks.evidence.given.run_script import MARK, _adapter, _make
 from tasks.run.user_functions import check_places
 from validators.digests import digest_file
 from validators.errors import CandidateRefused, JobError
-from validators.job.given_file import GivenFile
+from validators.job.given_file import ADAPTERS, GivenFile
 from validators.job.read_job import parse_job
 
 SCRIPTS = """
@@ -78,22 +78,19 @@ def takes_memory(source, calibration, folder):
 
 def made(function: str, tiny: Tiny, folder: Path) -> Path:
     (folder / "scripts.py").write_text(SCRIPTS)
+    return made_by(f"scripts:{function}", folder / "scripts.py", tiny, folder, seconds=2 if "never" in function else 60)
+
+
+def made_by(make: str, script: Path, tiny: Tiny, folder: Path, seconds: float = 60) -> Path:
     (folder / "entry").mkdir()
-    given = GivenFile.model_validate(
-        {
-            "name": "ours",
-            "make": f"scripts:{function}",
-            "engine": "ort-cpu",
-            "seconds": 2 if "never" in function else 60,
-        }
-    )
+    given = GivenFile.model_validate({"name": "ours", "make": make, "engine": "ort-cpu", "seconds": seconds})
     run: Any = SimpleNamespace(
         source=SimpleNamespace(onnx_path=tiny.model),
         job=SimpleNamespace(budgets=SimpleNamespace(memory_mb=2000.0)),
         libraries=(),
     )
     arrays = {"x": np.zeros((2, 64), np.float32)}
-    return _make(run, given, folder / "scripts.py", sys.executable, arrays, [".onnx", ".xml"], folder / "entry")
+    return _make(run, given, script, sys.executable, arrays, [".onnx", ".xml"], folder / "entry")
 
 
 def test_an_interpreter_is_run_only_if_the_operator_allows_it(
@@ -114,6 +111,26 @@ def test_an_interpreter_is_run_only_if_the_operator_allows_it(
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("QUANTGATE_ALLOWED_HOOKS", refusal.value.fix.partition("='")[2].rstrip("'"))
     check_places(job)
+
+
+@pytest.mark.parametrize("tool", ADAPTERS)
+def test_a_tool_that_is_not_installed_is_named(tool: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Every tool has its script, whose first import of the tool fails here."""
+    script, _ = _adapter(tool)
+    with pytest.raises(CandidateRefused, match=f"{tool}: ModuleNotFoundError: No module named"):
+        made_by(tool, script, tiny, tmp_path)
+
+
+def test_an_adapter_needs_no_leave_but_its_python_does(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUANTGATE_ALLOWED_HOOKS", raising=False)
+    data = {"calibration": str(tiny.calibration), "evaluation": str(tiny.evaluation)}
+    given = {"name": "ours", "make": "nncf", "engine": "openvino"}
+    raw = {"source": str(tiny.model), "target": "openvino", "data": data}
+    check_places(parse_job(raw | {"candidates": [given]}, base=tmp_path))
+    with pytest.raises(JobError, match="python="):
+        check_places(parse_job(raw | {"candidates": [given | {"python": "/opt/nncf/bin/python"}]}, base=tmp_path))
 
 
 def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
