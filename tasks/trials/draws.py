@@ -19,6 +19,7 @@ from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.user_functions import job_metric
+from tasks.trials.build_engine import with_engine
 from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
@@ -62,7 +63,7 @@ def judge_draws(run: LoadedRun, baseline: Accuracy, trial: Trial) -> Draws | Non
                 expected="a candidate that can be made from any draw of the samples",
                 fix="calibrate with more samples",
             )
-        accuracy, _ = measure_accuracy(drawn, made.variant, reference, alone=True)
+        accuracy, _ = measure_accuracy(drawn, with_engine(drawn, made.variant), reference, alone=True)
         log.info("draw %d of %d: %s %s", number + 1, run.job.calibration.draws, accuracy.metric, figure(accuracy.value))
         rows.append(np.asarray(np.load(accuracy.scores_path), np.float64))
         ranges.append(read_fixed_ranges(made.variant.path))
@@ -93,8 +94,8 @@ def draw(samples: Samples, seed: int, number: int) -> Samples:
     rng = np.random.default_rng((seed, number))
     keys = np.arange(len(samples)) // (samples.steps or 1) if samples.clusters is None else samples.clusters
     members = number_clusters(keys)
-    drawn = rng.integers(0, members.max() + 1, members.max() + 1)
-    rows = np.concatenate([np.flatnonzero(members == one) for one in drawn])
+    by_member = np.split(np.argsort(members, kind="stable"), np.cumsum(np.bincount(members))[:-1])
+    rows = np.concatenate([by_member[one] for one in rng.integers(0, len(by_member), len(by_member))])
     return replace(
         samples,
         file=replace(samples.file, digest=digest_values(samples.file.digest, "draw", rows.tolist()), rows=len(rows)),

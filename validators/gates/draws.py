@@ -33,6 +33,8 @@ def estimate_spread(pseudo_values: NDArray[np.float64], confidence: float) -> tu
     """
     draws, groups = pseudo_values.shape
     means = pseudo_values.mean(axis=1)
+    if groups == 1:
+        return Estimate(float(means.std(ddof=1))), 0.0
     residuals = pseudo_values - means[:, np.newaxis] - pseudo_values.mean(axis=0) + pseudo_values.mean()
     degrees = (draws - 1, (draws - 1) * (groups - 1))
     total = float(means.var(ddof=1))

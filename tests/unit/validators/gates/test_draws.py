@@ -40,6 +40,12 @@ def test_a_spread_is_what_is_left_without_the_noise() -> None:
     assert spread.high == pytest.approx(math.sqrt(19 * total - noise**2))
 
 
+def test_one_group_of_samples_gives_no_bounds() -> None:
+    spread, _ = estimate_spread(np.array([[1.0], [2.0], [3.0]]), 0.95)
+    assert (spread.value, spread.low, spread.high) == (1.0, None, None)
+    assert judged(spread).outcome == "inconclusive"
+
+
 def test_a_verdict_names_the_draws_that_would_settle_it() -> None:
     assert judged(Estimate(0.001, 0.0005, 0.003)).outcome == "pass"
     failed = judged(Estimate(0.05, 0.03, 0.1))
