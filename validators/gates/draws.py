@@ -26,7 +26,7 @@ def estimate_spread(pseudo_values: NDArray[np.float64], confidence: float) -> tu
     than means, the pseudo-values of the jackknife. All draws answer the same samples. So what chance in the samples adds to the
     variance of the draws' means is estimated by what is left in the table without its rows and columns, and is subtracted
     (H. Scheffe, The Analysis of Variance, 1959, section 7.4: two-way layout with random effects; bounds as those of
-    J. S. Williams, Biometrika 49, 1962, with the residual variance as known).
+    J. S. Williams, Biometrika 49, 1962, with the residual variance as known). One group gives no bounds.
 
     >>> estimate_spread(np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]), 0.95)
     (Estimate(value=0.0, low=0.0, high=0.0), 0.0)
