@@ -22,7 +22,7 @@ from validators.targets import ENGINES
 MAKERS = {
     "library": "tasks.runtimes.libraries.copy_library",
     "source": "tasks.evidence.resolve_source._from_file|_from_registry",
-    "given": "tasks.evidence.given.source._of_version",
+    "given": "tasks.evidence.given.source._fetched",
     "scripted": "tasks.evidence.given.run_script._make",
     "calibration-verdict": "tasks.evidence.judge_calibration._judge",
     "prepared": "tasks.ptq.graph.prepare.make_prepared",
