@@ -172,11 +172,8 @@ def _drawn(found: tuple[PrecisionEffects, ...]) -> str:
     """Return the picture of the first recipe with noise to draw."""
     from tasks.reporting.pictures.bars import noise_spec
     from tasks.reporting.pictures.vega import to_svg
-    from validators.records.verdicts import RankedPart
 
     drawn = next((one for one in found if any(part.noise for part in one.parts)), found[0])
-    parts = [
-        RankedPart(part.name, part.nodes, part.noise, part.weight_outlier_ratio, part.activation_outlier_ratio)
-        for part in drawn.parts[: 2 * SHOWN]
-    ]
-    return to_svg(noise_spec(parts), f"Noise in the output by part with {drawn.recipe}, each quantized alone.")
+    return to_svg(
+        noise_spec(drawn.parts[: 2 * SHOWN]), f"Noise in the output by part with {drawn.recipe}, each quantized alone."
+    )

@@ -67,7 +67,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
     ranking = _ranking(run, chosen, tuple(attempts.values()))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
-    recovery = Recovery(chosen.candidate, _ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
+    recovery = Recovery(chosen.candidate, ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
     failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
     if fewest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
@@ -183,7 +183,8 @@ def _ranking(run: LoadedRun, chosen: Trial, attempts: tuple[Trial, ...]) -> tupl
         return ()
 
 
-def _ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPart, ...]:
+def ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPart, ...]:
+    """Return the parts of a ranking as records, of which the first `kept` are left in float."""
     return tuple(
         RankedPart(
             one.part.name,

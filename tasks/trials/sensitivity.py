@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from tasks.engines.catalog import find_target
 from tasks.measure.metrics.drops import estimate_drop
 from tasks.ptq.build_variant import Materials, float_graph, quantize_without
 from tasks.ptq.graph.edits import model_bytes, scratch
-from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.step import step
@@ -21,12 +21,14 @@ from tasks.run.user_functions import job_metric
 from tasks.trials.materials import materials_of
 from tasks.trials.measure_accuracy import Reference, has_parts, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant
+from tasks.trials.recover import ranked_parts
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.gates.clusters import number_clusters
 from validators.job.candidate_name import Candidate, decode
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import Variant
+from validators.records.verdicts import RankedPart
 
 # One recipe a precision: INT8 with ranges of the calibration samples, and of each request; INT4 weights.
 RECIPES = ("int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu", "int4-g32-rtn@ort-cpu")
@@ -36,19 +38,10 @@ LEAST_SAMPLES = 50
 
 
 @dataclass(frozen=True)
-class PartEffect:
-    """Effect of quantizing one part alone, all others in float.
+class PartEffect(RankedPart):
+    """A part with the metric's `drop` against the float model when it alone is quantized; None where it was not measured."""
 
-    `noise` is the power of the output's error over that of the output, None where it is not finite. `drop` is the metric's
-    drop against the float model, None where it was not measured. See `Sensitivity` for the outlier ratios.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    noise: float | None
-    drop: Estimate | None
-    weight_outlier_ratio: float | None
-    activation_outlier_ratio: float | None
+    drop: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -85,15 +78,9 @@ def measure_sensitivity(run: LoadedRun, baseline: Accuracy, recipe: str) -> Prec
         everything = [node for one in ranking for node in one.part.nodes]
         wanted = [everything, *(one.part.nodes for one in ranking[:count])]
         drops = [_drop(run, baseline, materials, candidate, everything, nodes, kept) for nodes in wanted]
-    effects = tuple(_effect(one, drops[rank] if rank < len(drops) else None) for rank, one in enumerate(ranking, 1))
+    of_parts = zip_longest(ranked_parts(ranking, kept=0), drops[1:])
+    effects = tuple(PartEffect(**vars(part), drop=drop) for part, drop in of_parts)
     return PrecisionEffects(recipe, effects, drops[0] if drops else None, samples, time.monotonic() - started)
-
-
-def _effect(one: Sensitivity, drop: Estimate | None) -> PartEffect:
-    noise = one.noise if np.isfinite(one.noise) else None
-    return PartEffect(
-        one.part.name, one.part.nodes, noise, drop, one.weight_outlier_ratio, one.activation_outlier_ratio
-    )
 
 
 def _some_samples(run: LoadedRun, count: int) -> np.ndarray:

@@ -27,7 +27,7 @@ LOOSE = {
 
 def make_samples(n: int, **changes: object) -> Samples:
     arrays = {"x": np.arange(n, dtype=np.float32)[:, None]}
-    return Samples(DataFile(Path("c.npz"), "digest", n), arrays, np.arange(n), **changes)  # type: ignore[arg-type]
+    return Samples(DataFile(Path("c.npz"), "digest", n), arrays, np.arange(n), **changes)  # type: ignore[arg-type]  # tests name fields of it
 
 
 def test_a_draw_has_the_size_of_the_data_and_a_digest_of_its_own() -> None:
