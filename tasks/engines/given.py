@@ -5,6 +5,7 @@ A copy has the bytes of the file, unless its weights lie in files of their own o
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
@@ -14,18 +15,20 @@ import numpy as np
 import onnx
 
 from tasks.ptq.graph.edits import Names
-from tasks.runtimes.runner import open_runner
-from validators.digests import digest_file
+from tasks.runtimes.decoder_session import LOGITS, TOKENS, decoder_specs, has_caches
+from tasks.runtimes.runner import Runner, open_runner
+from validators.digests import digest_file, weights_of
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.interfaces import spec_of
 from validators.graph.source_graph import check_given_graph
 from validators.graph.stored import load_model, save_model
 from validators.job.given_file import GivenFile, TensorCodes
-from validators.plain_text import plain
+from validators.plain_text import plain, shortened
 from validators.records.run import SessionSettings
 from validators.samples.data_advice import yaml_line
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.external_data import bodies_of, external_files, nodes
+from validators.untrusted.paths import inside
 
 # Copies a given file to the path of an artifact, with the names of the source at the last path; returns what the file says of
 # its maker.
@@ -48,15 +51,48 @@ def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bo
             fix="name another `engine`, or save the model in another format",
         )
     if given.file.suffix != ".onnx":
-        found = [given.file, given.file.with_suffix(".bin")]
+        found = [given.file, *_files_beside(given.file)]
         if missing := [path.name for path in found if not path.is_file()]:
             raise _refused(given, f"there is no file {missing[0]}", "both files in one folder", "copy both")
         return found
     try:
         check_given_graph(given.file, custom_operators=custom_operators)
-        return [given.file, *external_files(given.file)]
+        return [given.file, *_files_beside(given.file)]
     except SourceError as error:
         raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
+
+
+def _files_beside(file: Path) -> list[Path]:
+    return external_files(file) if file.suffix == ".onnx" else [weights_of(file)]
+
+
+def only_file(place: Path, endings: Collection[str], said_by: str) -> Path:
+    """Return the one model file of a folder that has one of the endings, `.xml` with a `.bin` beside it; a file as it is.
+
+    Of several it is the one called `model` or `..._model`: tools write tokenizers beside decoders in the same format.
+
+    Raises:
+        CandidateRefused: `invalid`: there is none, or more than one, or it lies outside of the folder.
+    """
+    if not (endings and place.is_dir()):
+        return place
+    known = sorted(path for path in place.rglob("*") if path.suffix in endings)
+    known = [path for path in known if path.suffix != ".xml" or weights_of(path).exists()]
+    found = known if len(known) == 1 else [path for path in known if re.fullmatch(r"(.*_)?model", path.stem)]
+    if len(found) != 1:
+        names = ", ".join(str(path.relative_to(place)) for path in (found or known)[:5]) or "none"
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"{said_by} with the model files: {names}",
+            expected=f"exactly one {' or '.join(endings)} with its weights beside it",
+            fix="name the file itself, or leave it alone in its folder",
+        )
+    try:
+        for path in (found[0], weights_of(found[0])):
+            inside(place, str(path.relative_to(place)), said_by=said_by)
+    except SourceError as error:
+        raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
+    return found[0]
 
 
 def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings, source: Path) -> dict[str, str]:
@@ -69,6 +105,7 @@ def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings
     check_interface(given, path, session, source)
     where = f" of {given.source}" if given.source else f", made by {given.make}" if given.make else ""
     told = [f"is {given.file.name}{where}, sha256 {digest_file(given.file)}"]
+    told += [f"with {file.name}, sha256 {digest_file(file)}" for file in _files_beside(given.file)]
     told += [f"says that {plain(maker)} wrote it"] if maker else []
     told += [f"takes or gives floats in place of codes: {', '.join(given.codes)}"] if given.codes else []
     told += [f"was made, as the job says, by: {plain(given.command)}"] if given.command else []
@@ -87,6 +124,23 @@ def take_onnx(given: GivenFile, path: Path, _source: Path) -> str:
         save_model(model, path)
     else:
         shutil.copyfile(given.file, path)
+    return maker
+
+
+def take_decoder(given: GivenFile, path: Path, source: Path) -> str:
+    """Copy a decoder with its caches to `path`, where axes that it leaves open get the sizes of the source; see `TakeUp`.
+
+    Raises:
+        CandidateRefused: `invalid`: an input or output, caches among them, differs from the source's.
+    """
+    maker = take_onnx(given, path, source)
+    model, theirs = (onnx.load(one, load_external_data=False) for one in (path, source))
+    for what, ours in (("inputs", model.graph.input), ("outputs", model.graph.output)):
+        values = {value.name: value for value in getattr(theirs.graph, what.removesuffix("s"))}
+        _compare(given, what, *({value.name: spec_of(value) for value in one} for one in (ours, values.values())))
+        for value in ours:
+            value.CopyFrom(values[value.name])
+    onnx.save(model, path)
     return maker
 
 
@@ -157,6 +211,9 @@ def check_interface(given: GivenFile, path: Path, session: SessionSettings, sour
     inputs = {value.name: spec_of(value) for value in graph.input if value.name not in constants}
     outputs = {value.name: spec_of(value) for value in graph.output}
     with open_runner(path, session.without_spinning()) as runner:
+        if has_caches(inputs.values()):  # which its engine fills in, and `take` has compared
+            inputs, outputs = ({one.name: one} for one in decoder_specs(None))
+            _check_vocabulary(given, runner, graph)
         found_inputs = {spec.name: spec for spec in runner.inputs}
         found_outputs = {spec.name: spec for spec in runner.outputs}
     _compare(given, "inputs", found_inputs, inputs)
@@ -170,16 +227,33 @@ def check_interface(given: GivenFile, path: Path, session: SessionSettings, sour
         )
 
 
+def _check_vocabulary(given: GivenFile, runner: Runner, source: onnx.GraphProto) -> None:
+    size = next(spec_of(value).shape[-1] for value in source.output if value.name == LOGITS)
+    (scores,) = runner.run({TOKENS: np.zeros((1, 2), np.int64)}, [LOGITS])
+    if scores.shape != (1, 2, size):
+        raise _refused(
+            given,
+            f"its {LOGITS} of two tokens have the shape {scores.shape}",
+            f"(1, 2, {size}), by the vocabulary of the source",
+            "make it of this source, with the scores of every token",
+        )
+
+
 def _compare(given: GivenFile, what: str, found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpec]) -> None:
     if found.keys() != expected.keys():
         ours, theirs = (
             [name for name in one if name not in other] for one, other in ((found, expected), (expected, found))
         )
         names = yaml_line({what: dict(zip(ours, theirs, strict=True))}) if len(ours) == len(theirs) == 1 else ""
+        # A decoder has two caches a layer: those that differ come first.
+        told = [
+            shortened("; ".join(str(one) for _, one in sorted(specs.items(), key=lambda item: item[0] in others)), 500)
+            for specs, others in ((found, expected), (expected, found))
+        ]
         raise _refused(
             given,
-            f"it has the {what} {'; '.join(map(str, found.values()))}",
-            f"those of the source: {'; '.join(map(str, expected.values()))}",
+            f"it has the {what} {told[0]}",
+            f"those of the source: {told[1]}",
             f"if that is its name for the same, set `{names}` for this file; else make it of this source"
             if names
             else f"make it of this source; where names alone differ, give them as `{what}` of this file",

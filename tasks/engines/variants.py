@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,8 @@ def make_variant(
     session = session_settings(candidate, threads, materials.libraries, provider_options)
     changes: dict[str, int] = {}
     noted: dict[str, str] = {}
+    for file in materials.companions:
+        shutil.copyfile(file, path.with_name(file.name))
     if materials.given:
         path = path.with_suffix(materials.given.file.suffix)
         noted = take_up(target.takes[path.suffix], materials.given, path, session, materials.source)
@@ -170,7 +173,8 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
         CandidateRefused: `unsupported`.
     """
     target = find_target(candidate.target)
-    target.refuse_recipe(candidate)
+    if not candidate.given:  # its file may hold what no recipe makes
+        target.refuse_recipe(candidate)
     refused = target.refused.get(candidate.precision)
     if refused is None and candidate.precision not in target.passes:
         refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")

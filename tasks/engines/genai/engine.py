@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, Pass, RefusedPrecision
 from tasks.engines.genai import session as genai
 from tasks.engines.genai.facts import FACTS
+from tasks.engines.given import take_decoder
 from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.forms import refuse_any
 from tasks.ptq.kv_cache import quantize_caches
@@ -55,7 +55,7 @@ def _refuse_recipe(candidate: Candidate) -> None:
 
 
 def _for_decoders(make: Pass) -> Pass:
-    """Return a pass that also quantizes the caches, and copies the files without which the library loads no model."""
+    """Return a pass that also quantizes the caches."""
 
     def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
         changes = make(candidate, materials, path)
@@ -63,8 +63,6 @@ def _for_decoders(make: Pass) -> Pass:
             assert materials.cache_ranges, "the cache of this candidate would stay in float"
             count = quantize_caches(path, materials.cache_ranges(), candidate.cache_bits)
             changes |= {f"caches of keys and values in INT{candidate.cache_bits}": count}
-        for file in materials.companions:
-            shutil.copyfile(file, path.with_name(file.name))
         return changes
 
     return form
@@ -87,6 +85,7 @@ ENGINE = Engine(
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,
     artifact="decoder/model.onnx",
+    takes={".onnx": take_decoder},
     decoder_bytes=lambda _candidate, path: decoder_bytes(path),
 )
 ENGINES = (ENGINE,)

@@ -140,8 +140,8 @@ def kernels_by_node(steps: Iterable[ExecutedStep], behind: Mapping[str, str]) ->
         if step.kind not in PRODUCTS:
             continue
         nodes = {_node_of(name, behind) for name in (*step.nodes, step.name)} - {""}
-        if step.kind == "Subgraph" and not any(behind[node] == node for node in nodes):
-            continue  # element by element
+        if step.kind.startswith(SEVERAL) and not any(behind[node] == node for node in nodes):
+            continue  # element by element, or the attention of a decoder, after the product that makes its inputs
         for product in {behind[node] for node in nodes}:
             if product not in found or not step.kernel.is_low_precision:
                 found[product] = step.kernel

@@ -14,7 +14,7 @@ settings = decoders.settings
 
 def program(manifest: Mapping[str, Any]) -> ExampleProgram:
     """Return the lines for a decoder in OpenVINO, which use the package that MLflow stores beside the artifacts."""
-    session = manifest["session"]
+    session, file = manifest["session"], manifest.get("artifact", "model.onnx")
     lines = [
         "import sys",
         "from pathlib import Path",
@@ -26,7 +26,7 @@ def program(manifest: Mapping[str, Any]) -> ExampleProgram:
         "from quantgate_openvino_decoder.model import OpenVinoDecoder",
         "",
         f"options = {dict(session['provider_options'])!r}",
-        f'session = OpenVinoDecoder(Path("{FOLDER}/model.onnx"), {session["threads"]}, options)',
+        f'session = OpenVinoDecoder(Path("{FOLDER}/{file}"), {session["threads"]}, options)',
         f'tokenizer = Tokenizer.from_file("{FOLDER}/tokenizer.json")',
         'tokens = np.array([tokenizer.encode("your prompt").ids])',
         "print(tokenizer.decode(session.generate(tokens)[0]))",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tasks.runtimes.decoder_bytes import decoder_bytes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model
 from validators.job.candidate_name import Candidate
+from validators.job.given_file import GivenFile
 from validators.records.generation import DecoderBytes
 from validators.records.latencies import NEW_TOKENS, USUAL_NEW_TOKENS
 from validators.records.libraries import Libraries
@@ -74,21 +74,33 @@ def _float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict
 
 
 def _for_decoders(make: Pass) -> Pass:
-    """Return a pass whose graph OpenVINO reads, with the files beside it that a decoder needs."""
+    """Return a pass for graphs that OpenVINO reads."""
 
     def form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
         refuse_attention(onnx.load(materials.prepared(), load_external_data=False).graph)
-        changes = make(candidate, materials, path)
-        for file in materials.companions:
-            shutil.copyfile(file, path.with_name(file.name))
-        return changes
+        return make(candidate, materials, path)
 
     return form
 
 
+def _take_ir(given: GivenFile, path: Path, source: Path) -> str:
+    # It needs the package, which the catalogue of engines does not.
+    from tasks.engines.openvino_decoder.ir import take_decoder_ir
+
+    return take_decoder_ir(given, path, source)
+
+
+def _read_bytes(path: Path) -> DecoderBytes:
+    if path.suffix != ".xml":
+        return decoder_bytes(path)
+    from tasks.engines.openvino_decoder.ir import bytes_of_ir
+
+    return bytes_of_ir(path)
+
+
 def _bytes(candidate: Candidate, path: Path) -> DecoderBytes:
     """Return the bytes of the file, with a cache in as many bits as the candidate asks for, without its scales."""
-    found = decoder_bytes(path)
+    found = _read_bytes(path)
     return replace(found, cache=found.cache * (candidate.cache_bits or FLOAT_BITS) // FLOAT_BITS)
 
 
@@ -110,6 +122,7 @@ ENGINE = Engine(
     refuse_recipe=_refuse_recipe,
     check_device=openvino.ENGINE.check_device,
     artifact="decoder/model.onnx",
+    takes={".xml": _take_ir},
     decoder_bytes=_bytes,
 )
 ENGINES = (ENGINE,)

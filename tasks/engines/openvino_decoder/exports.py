@@ -47,19 +47,20 @@ def make_openvino_genai(variant: Path, folder: Path, options: Mapping[str, str])
     from tasks.engines.openvino_decoder.shipped.model import core
 
     config = json.loads((variant / CONFIG).read_text(encoding="utf-8"))["model"]
-    graph = with_states(core().read_model(variant / "model.onnx"), config, cut=False)
+    judged = next(path for name in ("model.xml", "model.onnx") if (path := variant / name).exists())
+    graph = with_states(core().read_model(judged), config, cut=False)
     for name in OPTIONS:
         graph.set_rt_info(options[name], ["runtime_options", name])
     folder.mkdir()
     # Weights stay in the type that was judged.
     ov.save_model(graph, folder / GRAPH, compress_to_fp16=False)
-    _prove(variant, folder, config["vocab_size"], options)
+    _prove(judged, folder, config["vocab_size"], options)
     _write_tokenizer(variant, folder)
     text = json.dumps(generation_config_of(config), indent=1) + "\n"
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
 
 
-def _prove(variant: Path, folder: Path, vocabulary: int, options: Mapping[str, str]) -> None:
+def _prove(judged: Path, folder: Path, vocabulary: int, options: Mapping[str, str]) -> None:
     """Check that the written graph computes the scores that the judged one does, bit for bit.
 
     Raises:
@@ -68,7 +69,7 @@ def _prove(variant: Path, folder: Path, vocabulary: int, options: Mapping[str, s
     from tasks.engines.openvino_decoder.shipped.model import DEVICE, OpenVinoDecoder, core
 
     tokens = np.random.default_rng(0).integers(0, vocabulary, (1, PROBED))
-    wanted = OpenVinoDecoder(variant / "model.onnx", 1, options).scores(tokens)
+    wanted = OpenVinoDecoder(judged, 1, options).scores(tokens)
     properties = {name: value for name, value in options.items() if name.isupper() and name not in OPTIONS}
     read = core().read_model(folder / GRAPH)
     request = core().compile_model(read, DEVICE, {**properties, "INFERENCE_NUM_THREADS": "1"}).create_infer_request()

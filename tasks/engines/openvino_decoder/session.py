@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from tasks.engines.openvino.session import failures_refused_here, installed_version, why_missing
+from tasks.runtimes.decoder_session import MASK, POSITIONS, TOKENS
 from tasks.runtimes.runner import DecoderRunner
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage
@@ -16,6 +18,8 @@ from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
 ATTENTION = "GroupQueryAttention"
+# Input of a decoder with states: the row of the states that each row continues.
+BEAMS = "beam_idx"
 # Index of its first input that is refused: positions; then come a bias, a sink, and scales of caches.
 FIRST_OTHER = 9
 
@@ -32,7 +36,8 @@ def open_model(model: Path, settings: SessionSettings) -> Iterator[DecoderRunner
     from tasks.engines.openvino.shipped.model import message_of
     from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 
-    refuse_attention(onnx.load(model, load_external_data=False).graph)
+    if model.suffix == ".onnx":
+        refuse_attention(onnx.load(model, load_external_data=False).graph)
     try:
         compiled = OpenVinoDecoder(model, settings.threads, settings.provider_options)
     except Exception as error:  # the bindings raise RuntimeError, TypeError and ValueError alike
@@ -53,6 +58,15 @@ def measure(model: Path, settings: SessionSettings, batch: Arrays, folder: Path 
     """
     from tasks.engines.openvino.coverage import measure as measure_opened
 
+    if model.suffix == ".xml":
+        # Its products are counted in the shapes of all its inputs.
+        rows, length = batch[TOKENS].shape
+        batch = {
+            **batch,
+            MASK: np.ones((rows, length), np.int64),
+            POSITIONS: np.tile(np.arange(length), (rows, 1)),
+            BEAMS: np.arange(rows, dtype=np.int32),
+        }
     return measure_opened(model, settings, batch, folder, open_model)
 
 

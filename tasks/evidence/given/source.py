@@ -6,6 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.engines.given import only_file
 from tasks.evidence.given.run_script import file_of_script
 from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
 from tasks.run.context import Run
@@ -14,7 +15,6 @@ from tasks.run.settings import registry_uri
 from tasks.storage.product import Product
 from validators.errors import CandidateRefused, SourceError
 from validators.job.given_file import GivenFile
-from validators.untrusted.paths import inside
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,11 +29,15 @@ def with_local_file(run: LoadedRun, given: GivenFile, endings: Collection[str]) 
         InfrastructureError: the registry does not answer.
     """
     if given.make is not None:
-        return given.model_copy(update={"file": file_of_script(run, given, endings)})
-    return _fetched(run, given, given.source) if given.source is not None else given
+        file = file_of_script(run, given, endings)
+    elif given.source is not None:
+        file = _fetched(run, given.source, endings)
+    else:
+        file = only_file(given.file, endings, given.file.name)
+    return given.model_copy(update={"file": file})
 
 
-def _fetched(run: Run, given: GivenFile, uri: str) -> GivenFile:
+def _fetched(run: Run, uri: str, endings: Collection[str]) -> Path:
     from mlflow.exceptions import MlflowException
 
     def fetch(folder: Path) -> Path:
@@ -41,12 +45,13 @@ def _fetched(run: Run, given: GivenFile, uri: str) -> GivenFile:
 
         with connect(run.tracking_uri):
             model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
-        return _only_file(model, uri)
+        return only_file(model, endings, uri)
 
     try:
         with connect(run.tracking_uri) as client:
             made = _state_of(client, uri)
-        file, _ = run.store.make(Product("given", (registry_uri(run.tracking_uri), uri, made), Path, fetch))
+        inputs = (registry_uri(run.tracking_uri), uri, made, sorted(endings))
+        return run.store.make(Product("given", inputs, Path, fetch))[0]
     except SourceError as error:
         raise CandidateRefused(kind="invalid", found=error.found, expected=error.expected, fix=error.fix) from error
     except MlflowException as error:
@@ -56,7 +61,6 @@ def _fetched(run: Run, given: GivenFile, uri: str) -> GivenFile:
             expected="a version, or an artifact of a run, of this MLflow server",
             fix="correct `source`",
         ) from error
-    return given.model_copy(update={"file": file})
 
 
 def _state_of(client: MlflowClient, uri: str) -> Any:
@@ -68,20 +72,3 @@ def _state_of(client: MlflowClient, uri: str) -> Any:
     folder = path if registry_call(client.list_artifacts, run_id, path) else str(Path(path).parent)
     files = registry_call(client.list_artifacts, run_id, None if folder == "." else folder)
     return registry_call(client.get_run, run_id).info.end_time, sorted((one.path, one.file_size) for one in files)
-
-
-def _only_file(model: Path, uri: str) -> Path:
-    """Return the one ONNX file, or `.xml` with a `.bin` beside it, of a downloaded version."""
-    if model.is_file() and model.suffix in (".onnx", ".xml"):
-        return model
-    known = (path for path in model.rglob("*") if path.suffix in (".onnx", ".xml"))
-    found = sorted(path for path in known if path.suffix == ".onnx" or path.with_suffix(".bin").exists())
-    if len(found) != 1:
-        names = ", ".join(str(path.relative_to(model)) for path in found[:5]) or "none"
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"{uri} with the model files: {names}",
-            expected="exactly one .onnx, or .xml with its .bin",
-            fix="log the file alone as a model version, or name it with `file`",
-        )
-    return inside(model, str(found[0].relative_to(model)), said_by=uri)

@@ -35,6 +35,13 @@ def with_states(model: ov.Model, config: Mapping[str, Any], *, cut: bool = True)
     Raises:
         RuntimeError: the model has no attention with caches, or attention that is not supported; see `_attend`.
     """
+    if model.get_sinks():  # its caches are states already, as OpenVINO's own exports have them
+        if cut:
+            first = _new_parameter(FIRST, [1], np.int64)
+            _cut(model.get_results()[0], first)
+            model.add_parameters([first])
+            model.validate_nodes_and_infer_types()
+        return model
     nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == ATTENTION]
     if not nodes:
         raise RuntimeError(f"the graph has no {ATTENTION}, which reads and extends the caches of a decoder")

@@ -52,7 +52,7 @@ class OpenVinoDecoder:
     most_bound = 64
 
     def __init__(self, model: Path, threads: int, options: Mapping[str, str]) -> None:
-        """Compile an ONNX file with a `genai_config.json` beside it; options other than `new_tokens` are OpenVINO's.
+        """Compile a decoder, ONNX or `.xml`, with a `genai_config.json` beside it; options but `new_tokens` are OpenVINO's.
 
         Raises:
             RuntimeError: OpenVINO does not read or compile the file, or does not apply an option.
