@@ -309,8 +309,34 @@ def test_openvino_genai_runs_the_champion_as_it_was_judged(place: Path, runs: di
     assert text.strip() and text.startswith(tokenizer.decode(answered[0, :1]).rstrip("\ufffd"))
 
 
-def export(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli.app", "export", "lm", "--target", "openvino-decoder", *arguments]
+def test_folders_of_decoders_are_judged_beside_recipes(place: Path, runs: dict[str, Answer]) -> None:
+    """A folder with states gets the verdict of the champion that it was exported from; caches in INT8 are named."""
+    pytest.importorskip("openvino_genai", reason="the extra receivers is not installed")
+    given = []
+    for target in TARGETS:
+        assert runs[f"champion-{target}"].code == 0
+        done = export(place, "--genai", str(place / f"theirs-{target}"), target=target)
+        assert done.returncode == 0, done.stderr
+        given.append({"name": "theirs", "file": f"theirs-{target}", "engine": target})
+    call = make_call(place, "given", "lm", "cpu-decoder", candidates=[], given=given) | {"promote": False}
+    answer = run_jobs(place / "state", place / "given", [call], plain=True)["given"]
+    assert answer.result is not None, answer.said
+    by_name = {one["name"]: one for one in answer.result["candidates"]}
+    reason = by_name["int8-given-theirs@ort-genai"]["refusal"]["reason"]
+    assert re.search(r"its input is past_key_values\.\d\.(key|value): u?int\d", reason), reason
+    taken = by_name["int8-given-theirs@openvino-decoder"]
+    assert taken["outcome"] == "passed", taken
+    # Its cache is in float32 here.
+    assert taken["metric_value"] == pytest.approx(chosen(runs["champion-openvino-decoder"])["metric_value"], rel=0.02)
+
+
+def chosen(answer: Answer) -> dict[str, Any]:
+    assert answer.result is not None
+    return next(one for one in answer.result["candidates"] if one["name"] == answer.result["chosen"])
+
+
+def export(place: Path, *arguments: str, target: str = "openvino-decoder") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli.app", "export", "lm", "--target", target, *arguments]
     return subprocess.run(
         command, env=environment(place / "state"), cwd=TESTS.parents[1], capture_output=True, text=True, check=False
     )

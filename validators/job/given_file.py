@@ -12,7 +12,7 @@ from validators.job.settings_base import FUNCTION_NAME, Settings
 from validators.targets import facts_of
 
 # Tools with an adapter: a script of quantgate's own that calls the tool, in tasks/evidence/given/adapters.
-ADAPTERS = ("modelopt", "neural-compressor", "nncf", "olive", "optimum")
+ADAPTERS = ("auto-round", "modelopt", "neural-compressor", "nncf", "olive", "optimum", "optimum-intel")
 
 
 def _is_an_engine(name: str) -> str:
@@ -36,15 +36,17 @@ class GivenFile(Settings):
     name: Annotated[str, Field(pattern=rf"^{GIVEN_NAME}$")]
     """Your name for it, such as `nncf`; the candidate is called `int8-given-nncf@openvino`."""
     file: Path = Path()
-    """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`."""
+    """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`; or
+    a folder with one such file, as exporters of decoders write it."""
     source: Annotated[str, Field(pattern=r"^(models:/[^/@\s]+/\d+|runs:/[0-9a-f]{32}/\S+)$")] | None = None
     """In place of `file`: a registered version that holds one such file, `models:/name/version`, or a run's artifact or folder
     of artifacts that does, `runs:/id/path`."""
     make: Annotated[str, Field(pattern=rf"^({'|'.join(ADAPTERS)})$|{FUNCTION_NAME}")] | None = None
-    """In place of `file`: a tool that `python` has (`nncf`, `olive`, `optimum`, `modelopt`, `neural-compressor`), called as its
-    guide does. Or `module:function` of a Python file in the job's `code` folder, such as `quantize:nncf_int8`. It is called
-    with the paths of the source, of an `.npz` with the calibration samples, and of a work folder, and returns the path of the
-    file that it made there."""
+    """In place of `file`: a tool that `python` has (`nncf`, `olive`, `optimum`, `modelopt`, `neural-compressor`; for decoders
+    `optimum-intel`, `auto-round`), called as its guide does. Or `module:function` of a Python file in the job's `code` folder,
+    such as `quantize:nncf_int8`. It is called with the paths of the source (of a decoder the folder with its safetensors), of
+    an `.npz` with the calibration samples, and of a work folder, and returns the path of the file that it made there, or of a
+    folder with it."""
     python: Path | None = None
     """Python that runs `make`, such as `/opt/nncf/bin/python`; null for quantgate's own."""
     seconds: Annotated[float, Field(gt=0, le=86400)] = 1800.0

@@ -25,8 +25,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from tasks.engines.given import files_of
+from tasks.engines.given import files_of, only_file
 from tasks.evidence.given import script_process
+from tasks.evidence.resolve_source import fetch_decoder
 from tasks.measure.metrics.user_code import check_allowed
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import log
@@ -130,9 +131,7 @@ def _make(
         work.mkdir()
         np.savez(Path(scratch) / "calibration.npz", **arrays)
         # A copy: the script could write to it.
-        source = Path(scratch) / "source.onnx"
-        for file, copy in ((run.source.onnx_path, source), (weights_of(run.source.onnx_path), weights_of(source))):
-            shutil.copyfile(file, copy) if file.exists() else None
+        source = _copy_of_source(run, Path(scratch))
         orders = {
             "file": str(path),
             "function": "quantize" if given.has_adapter else (given.make or "").partition(":")[2],
@@ -150,7 +149,7 @@ def _make(
         )
         if "error" in told:
             raise _refused(given, str(told["error"]), said)
-        made = Path(told["path"])
+        made = only_file(Path(told["path"]), endings, given.make or "")
         if not made.is_file() or not made.resolve().is_relative_to(work.resolve()):
             raise _refused(given, f"it returned {made}, which is no file of its work folder", said)
         found = given.model_copy(update={"file": made})
@@ -163,6 +162,17 @@ def _make(
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(file, target)
         return inside(folder, made.name, said_by=given.make or "")
+
+
+def _copy_of_source(run: LoadedRun, folder: Path) -> Path:
+    """Return an ONNX file or, of a decoder, the folder of its version of transformers."""
+    if run.source.companions:
+        (folder / "source").mkdir()
+        return fetch_decoder(run, folder / "source")
+    source = folder / "source.onnx"
+    for file, copy in ((run.source.onnx_path, source), (weights_of(run.source.onnx_path), weights_of(source))):
+        shutil.copyfile(file, copy) if file.exists() else None
+    return source
 
 
 def _run(given: GivenFile, python: str, orders: dict[str, Any]) -> str:

@@ -30,6 +30,21 @@ def good(source, calibration, folder):
     (folder / "deep" / "made.onnx").write_bytes(source.read_bytes())
     return "deep/made.onnx"
 
+def makes_folder(source, calibration, folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "model.onnx").write_bytes(source.read_bytes())
+    (folder / "out" / "tokenizer.json").write_text("{}")
+    return folder / "out"
+
+def folder_elsewhere(source, calibration, folder):
+    (source.parent / "theirs").mkdir()
+    source.rename(source.parent / "theirs" / "model.onnx")
+    return source.parent / "theirs"
+
+def reads_folder(source, calibration, folder):
+    (folder / "made.onnx").write_bytes((source / "model.safetensors").read_bytes())
+    return folder / "made.onnx"
+
 def weights_elsewhere(source, calibration, folder):
     (folder / "made.xml").write_text("<net/>")
     (folder / "made.bin").symlink_to(source)
@@ -81,11 +96,13 @@ def made(function: str, tiny: Tiny, folder: Path) -> Path:
     return made_by(f"scripts:{function}", folder / "scripts.py", tiny, folder, seconds=2 if "never" in function else 60)
 
 
-def made_by(make: str, script: Path, tiny: Tiny, folder: Path, seconds: float = 60) -> Path:
+def made_by(
+    make: str, script: Path, tiny: Tiny, folder: Path, seconds: float = 60, companions: tuple[Path, ...] = ()
+) -> Path:
     (folder / "entry").mkdir()
     given = GivenFile.model_validate({"name": "ours", "make": make, "engine": "ort-cpu", "seconds": seconds})
     run: Any = SimpleNamespace(
-        source=SimpleNamespace(onnx_path=tiny.model),
+        source=SimpleNamespace(onnx_path=tiny.model, companions=companions),
         job=SimpleNamespace(budgets=SimpleNamespace(memory_mb=2000.0)),
         libraries=(),
     )
@@ -138,6 +155,28 @@ def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
     assert path.parent == tmp_path / "entry" and digest_file(path) == digest_file(tiny.model)
 
 
+def test_of_a_folder_the_model_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    path = made("makes_folder", tiny, tmp_path)
+    assert path.parent == tmp_path / "entry" and digest_file(path) == digest_file(tiny.model)
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+
+
+def test_of_a_decoder_a_script_gets_the_safetensors(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools for language models start from them, and not from the graph that quantgate makes."""
+
+    def fetch(_run: object, folder: Path) -> Path:
+        (folder / "model.safetensors").write_bytes(tiny.model.read_bytes())
+        return folder
+
+    monkeypatch.setattr("tasks.evidence.given.run_script.fetch_decoder", fetch)
+    (tmp_path / "scripts.py").write_text(SCRIPTS)
+    script = tmp_path / "scripts.py"
+    path = made_by("scripts:reads_folder", script, tiny, tmp_path, companions=(tmp_path / "genai_config.json",))
+    assert digest_file(path) == digest_file(tiny.model)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -148,6 +187,7 @@ def test_the_file_that_it_returns_is_kept(tiny: Tiny, tmp_path: Path) -> None:
         ("dies", "ended early"),
         ("exits", "SystemExit"),
         ("points_elsewhere", "no file of its work folder"),
+        ("folder_elsewhere", "no file of its work folder"),
         ("weights_elsewhere", r"made\.bin lies elsewhere"),
         ("other_ending", r"made\.pkl for ort-cpu"),
         ("writes_much", "File too large|ended early"),
