@@ -11,6 +11,7 @@ import torch
 from auto_round import AutoRound
 from onnxruntime_genai.models import builder
 from samples import batches
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def quantize(source: Path, calibration: Path, folder: Path) -> Path:
@@ -18,14 +19,21 @@ def quantize(source: Path, calibration: Path, folder: Path) -> Path:
 
     AutoRound leaves the head in float, and the builder rounds it to INT8.
     """
+    # Loaded here: AutoRound itself would run code that a folder brings along.
+    model, tokenizer = (
+        one.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        for one in (AutoModelForCausalLM, AutoTokenizer)
+    )
     samples: list[torch.Tensor] = [torch.from_numpy(one["input_ids"]) for one in batches(calibration)]
     tool = AutoRound(
-        str(source),
+        model,
+        tokenizer,
         scheme="W4A16",
         group_size=32,
         dataset=samples,
         nsamples=len(samples),
         seqlen=samples[0].shape[1],
+        trust_remote_code=False,
     )
     tool.quantize_and_save(str(folder / "checkpoint"), format="auto_gptq")
     (config,) = (folder / "checkpoint").rglob("config.json")
