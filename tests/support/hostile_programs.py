@@ -141,9 +141,16 @@ def container(members: Members, canary: Path) -> Members:
     return changed(members, MODEL, change)
 
 
+def samples(members: Members, canary: Path) -> Members:
+    return members | {"plain/data/sample_inputs/model.pt": pickled(canary)}
+
+
 ATTACKS = {
     attack.__name__: attack
-    for attack in (weight, constant, opaque, legacy_weights, expression, guard, guard_in_a_string, operator, container)
+    for attack in (
+        *(weight, constant, opaque, legacy_weights, samples),
+        *(expression, guard, guard_in_a_string, operator, container),
+    )
 }
 
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import hostile_programs
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -17,8 +19,9 @@ import pytest
 from conftest import Tiny
 from driving import Answer, environment, run_jobs, write_job
 from exported_models import export_program
-from hostile_programs import ATTACKS
+from hostile_programs import ATTACKS, MODEL, changed
 
+from tasks.evidence.torch_export import Original, convert
 from validators.errors import DataError, SourceError
 from validators.samples.readers import read_arrays
 from validators.untrusted.torch_program import check_program
@@ -26,6 +29,8 @@ from validators.untrusted.torch_program import check_program
 TESTS = Path(__file__).parents[1] / "support"
 # What torch 2.13 refuses by itself, at a later place.
 HARMLESS = {"operator"}
+# Attacks by members that quantgate does not read.
+IGNORED = {"samples"}
 SECRET = "zebra-crossing-4711"
 
 
@@ -56,7 +61,7 @@ def test_the_attacks_work_where_nothing_guards_torch(programs: tuple[Path, set[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", sorted(set(ATTACKS) - IGNORED))
 def test_a_program_that_would_run_code_is_refused(programs: tuple[Path, set[str]], attack: str) -> None:
     """Before torch sees it."""
     folder = programs[0]
@@ -64,6 +69,35 @@ def test_a_program_that_would_run_code_is_refused(programs: tuple[Path, set[str]
         export_program(folder / f"{attack}.pt2", folder / "out.onnx", lambda _: pytest.fail("exported"))
     assert "QUANTGATE_ALLOWED_PICKLES" in caught.value.fix and f"{attack}.pt2" in caught.value.found
     assert not list(folder.glob("*.canary")) and not (folder / "out.onnx").exists()
+
+
+@pytest.mark.slow
+def test_sample_inputs_of_a_program_are_not_unpickled(programs: tuple[Path, set[str]]) -> None:
+    """Torch reads them as tensors alone, and where that fails as any pickle."""
+    folder = programs[0]
+    check_program(folder / "samples.pt2")
+    convert(Original("program", folder / "samples.pt2"), folder / "samples.onnx")
+    assert (folder / "samples.onnx").exists() and not list(folder.glob("*.canary"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ['a"), 0)); run(); (("', "a\\", "a\nb", "a??/"])
+def test_a_string_that_ends_one_of_cpp_is_refused(programs: tuple[Path, set[str]], tmp_path: Path, text: str) -> None:
+    """Inductor quotes the message of an assertion in the code that it compiles."""
+
+    def write(text: str) -> Path:
+        def change(model: Any) -> None:
+            arguments = model["graph_module"]["graph"]["nodes"][0]["inputs"]
+            arguments.append({"name": "mode", "arg": {"as_string": text}, "kind": 1})
+
+        with zipfile.ZipFile(programs[0] / "plain.pt2") as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        hostile_programs.write(tmp_path / "program.pt2", changed(members, MODEL, change))
+        return tmp_path / "program.pt2"
+
+    check_program(write("bhqk,bhkd->bhqd: 'floor', at 3.5!"))
+    with pytest.raises(SourceError, match="the string"):
+        check_program(write(text))
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ torch 2.13, by its source (`torch/export/pt2_archive/_package.py`, `torch/export
 - loads shared libraries of compiled models;
 - evaluates shapes by `sympy.sympify`, which is Python's `eval`, and executes guards;
 - resolves an operator as any attribute below `torch`, and refuses it only later;
-- imports any name that a container's description contains.
+- imports any name that a container's description contains;
+- writes strings into the C++ code that TorchInductor compiles, with their quotes.
 
 This module refuses such a program before torch reads it. An archive may hold only the members that `torch.export.save` writes.
+One of them is a pickle, the sample inputs: `tasks.runtimes.torch_program` does not read it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ _OPERATOR = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z_]?[\w.]*")
 _WORD = re.compile(r"[\w. +*/-]*")
+# Characters that end a string of C++, or a line of it.
+_UNQUOTED = re.compile(r'["\\\x00-\x1f\x7f]|\?\?/')
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 # Containers of other libraries, such as ModelOutput of transformers. They are read as lists; nothing is imported for them.
 _FOREIGN = re.compile(r"(?!(builtins|collections|torch)\.)[A-Za-z_]\w*(\.\w+)+")
@@ -129,6 +133,8 @@ def _check_text(text: str, key: str) -> None:
         _check_container(json.loads(text)[1])
     if key == "class_fqn":
         raise _Refused(f"an object of the class {text[:100]!r} is not allowed")
+    if key == "as_string" and _UNQUOTED.search(text):
+        raise _Refused(f"the string {text[:100]!r} is not allowed")
     if (key.endswith("name") or key == "as_str_name") and not _NAME.fullmatch(text):
         raise _Refused(f"the name {text[:100]!r} is not allowed")
 
