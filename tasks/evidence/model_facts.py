@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,35 +22,18 @@ from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_ca
 from tasks.runtimes.decoder_session import decoder_specs
 from validators.errors import SourceError
 from validators.graph.interfaces import dtype_name, spec_of
+from validators.graph.program_interface import read_interface
 from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
-from validators.untrusted.bounded_json import load_json, read_member
 from validators.untrusted.bounded_yaml import read_yaml
-from validators.untrusted.external_data import MOST_ELEMENTS, external_files, graphs_of
+from validators.untrusted.external_data import external_files, graphs_of
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
-from validators.untrusted.torch_program import leaf_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-# torch/_export/serde/schema.py, ScalarType.
-_TORCH_DTYPES = {
-    1: "uint8",
-    2: "int8",
-    3: "int16",
-    4: "int32",
-    5: "int64",
-    6: "float16",
-    7: "float32",
-    8: "float64",
-    12: "bool",
-    13: "bfloat16",
-}
-
-# numpy's limit.
-_MOST_AXES = 64
 # Operators that keep probabilities what they are.
 _KEEPING = ("Identity", "Cast", "Flatten", "ReduceMean", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Inputs, outputs, precision, and the outputs of a sigmoid.
@@ -264,43 +246,5 @@ def _read_program(uri: str, data: str, folder: Path) -> _Read:
             expected="an exported program: the inputs of a pickled model are unknown until its code runs",
             fix="log it with mlflow.pytorch.log_model(model, serialization_format='pt2', input_example=...)",
         )
-    try:
-        with zipfile.ZipFile(programs[0]) as archive:
-            member = next(name for name in archive.namelist() if name.endswith("models/model.json"))
-            module = load_json(read_member(archive, member))["graph_module"]
-        tensors, signature = module["graph"]["tensor_values"], module["signature"]
-        inputs = _program_specs((spec.get("user_input") for spec in signature["input_specs"]), tensors)
-        answers = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
-        outputs = _program_specs(answers, tensors)
-        keys = leaf_names(
-            json.loads(module["module_call_graph"][0]["signature"]["out_spec"])[1],
-            ["as_tensor" in answer["arg"] for answer in answers],
-            [spec.name for spec in inputs],
-        )
-        if keys:
-            outputs = tuple(replace(spec, name=key) for spec, key in zip(outputs, keys, strict=True))
-        kept = [spec["parameter"]["arg"]["name"] for spec in signature["input_specs"] if "parameter" in spec]
-        sizes: Counter[str] = Counter()
-        for name in kept:
-            spec = _program_spec(name, tensors[name])
-            sizes[spec.dtype] += int(np.prod([axis for axis in spec.shape if isinstance(axis, int)], dtype=np.int64))
-    except Exception as error:  # zipfile raises several classes for damaged archives
-        raise SourceError(
-            found=f"{uri}: {programs[0].name} cannot be read: {type(error).__name__}: {error}",
-            expected="an exported program as torch.export.save writes it",
-            fix="log the model again with the torch version that quantgate uses",
-        ) from error
-    return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", frozenset()
-
-
-def _program_specs(arguments: Iterable[Any], tensors: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    names = [one["arg"]["as_tensor"]["name"] for one in arguments if one and "as_tensor" in one["arg"]]
-    return tuple(_program_spec(name, tensors[name]) for name in names)
-
-
-def _program_spec(name: str, tensor: Mapping[str, Any]) -> TensorSpec:
-    shape = tuple(size.get("as_int") for size in tensor["sizes"])
-    fine = all(axis is None or (isinstance(axis, int) and 0 <= axis <= MOST_ELEMENTS) for axis in shape)
-    if not fine or len(shape) > _MOST_AXES:
-        raise ValueError(f"the tensor {name!r} has the shape {list(shape[:8])}")
-    return TensorSpec(name, _TORCH_DTYPES.get(tensor["dtype"], "unknown"), shape)
+    read = read_interface(programs[0])
+    return read.inputs, read.outputs, read.precision, frozenset()
