@@ -19,6 +19,7 @@ from tasks.runtimes.kernels import Kernel
 _HEAD = "onednn_verbose,v1,primitive,exec,cpu,"
 _INTEGERS = frozenset({"u8", "s8", "s4", "u4"})
 _HALVES = frozenset({"bf16", "f16"})
+_TYPED = re.compile(r"\b(src|wei)_(\w+):(?=:)")
 _SIZES = re.compile(r"([a-z]+)(\d+)")
 
 
@@ -37,6 +38,12 @@ def products_in(lines: Iterable[str]) -> list[Primitive]:
     >>> line = _HEAD + "matmul,brg:avx512_core_vnni,undef,src:u8::ab wei:s8::ba dst:f32::ab,,,4x64:64x10,0.5"
     >>> [(one.kernel.name, one.macs, one.microseconds) for one in products_in([line])]
     [('matmul brg:avx512_core_vnni u8 x s8', 2560, 500.0)]
+
+    PyTorch calls its function for products of integers without a primitive, for `_int_mm`; there types stand in names:
+
+    >>> line = _HEAD + "gemm_api,,undef,src_u8::blocked:ab:f0 wei_s8::blocked:ba:f0 dst_s32::blocked:ab:f0,,,4x64:64x10,0.5"
+    >>> [(one.kernel.name, one.macs) for one in products_in([line])]
+    [('gemm_api u8 x s8', 2560)]
     """
     found = []
     for line in lines:
@@ -46,7 +53,7 @@ def products_in(lines: Iterable[str]) -> list[Primitive]:
         attributes, problem, milliseconds = rest.rsplit(",", 2)
         count = _MACS.get(kind)
         if count is not None:
-            kernel = _kernel(f"{kind} {implementation}", tensors, attributes)
+            kernel = _kernel(f"{kind} {implementation}".strip(), _TYPED.sub(r"\1:\2", tensors), attributes)
             found.append(Primitive(kernel, count(problem), float(milliseconds) * 1e3))
     return found
 
@@ -97,6 +104,7 @@ def _product(sizes: dict[str, int], names: Iterable[str]) -> int:
 
 _MACS: dict[str, Callable[[str], int]] = {
     "matmul": _matmul,
+    "gemm_api": _matmul,
     "inner_product": _inner_product,
     "convolution": _convolution,
     "deconvolution": partial(_convolution, outer="i", inner="o"),
