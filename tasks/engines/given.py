@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.edits import Names
 from tasks.runtimes.decoder_session import LOGITS, TOKENS, decoder_specs, has_caches
 from tasks.runtimes.runner import Runner, open_runner
 from validators.digests import digest_file, weights_of
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.interfaces import spec_of
+from validators.graph.program_interface import read_interface
 from validators.graph.source_graph import check_given_graph
 from validators.graph.stored import load_model, save_model
 from validators.job.given_file import GivenFile, TensorCodes
@@ -29,10 +31,11 @@ from validators.samples.data_advice import yaml_line
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.external_data import bodies_of, external_files, nodes
 from validators.untrusted.paths import inside
+from validators.untrusted.torch_program import check_program
 
-# Copies a given file to the path of an artifact, with the names of the source at the last path; returns what the file says of
-# its maker.
-TakeUp = Callable[[GivenFile, Path, Path], str]
+# Copies or compiles a given file to the path of an artifact, with the names of the materials' source; returns what the file
+# says of its maker.
+TakeUp = Callable[[GivenFile, Path, Materials], str]
 
 
 def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bool = False) -> list[Path]:
@@ -50,6 +53,8 @@ def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bo
             expected=f"a file for {given.engine}: {' or '.join(endings) or 'it takes none of other tools'}",
             fix="name another `engine`, or save the model in another format",
         )
+    if given.file.suffix == ".pt2":
+        return [_checked_program(given)]
     if given.file.suffix != ".onnx":
         found = [given.file, *_files_beside(given.file)]
         if missing := [path.name for path in found if not path.is_file()]:
@@ -63,7 +68,7 @@ def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bo
 
 
 def _files_beside(file: Path) -> list[Path]:
-    return external_files(file) if file.suffix == ".onnx" else [weights_of(file)]
+    return external_files(file) if file.suffix == ".onnx" else [weights_of(file)] if file.suffix == ".xml" else []
 
 
 def only_file(place: Path, endings: Collection[str], said_by: str) -> Path:
@@ -95,14 +100,36 @@ def only_file(place: Path, endings: Collection[str], said_by: str) -> Path:
     return found[0]
 
 
-def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings, source: Path) -> dict[str, str]:
+def _checked_program(given: GivenFile) -> Path:
+    if not given.file.is_file() or given.codes:
+        found = "codes" if given.codes else "no such file"
+        raise _refused(
+            given, found, "an exported program that takes and returns floats", "correct this file in the job"
+        )
+    try:
+        check_program(given.file)
+        read_interface(given.file)
+    except SourceError as error:
+        raise CandidateRefused(
+            kind="invalid",
+            found=error.found,
+            expected=error.expected,
+            fix="name what torch.export.save writes; unwrap what torchao's quantize_ made by unwrap_tensor_subclass before",
+        ) from error
+    return given.file
+
+
+def take_up(
+    take: TakeUp, given: GivenFile, path: Path, session: SessionSettings, materials: Materials
+) -> dict[str, str]:
     """Copy a given file to the path of an artifact and check it; return notes on where it is from, by subject.
 
     Raises:
         CandidateRefused: `invalid`: it does not fit the source.
     """
-    maker = take(given, path, source)
-    check_interface(given, path, session, source)
+    maker = take(given, path, materials)
+    with open_runner(path, session.without_spinning()) as runner:
+        compare_with_source(given, runner.inputs, runner.outputs, materials.source, runner)
     where = f" of {given.source}" if given.source else f", made by {given.make}" if given.make else ""
     told = [f"is {given.file.name}{where}, sha256 {digest_file(given.file)}"]
     told += [f"with {file.name}, sha256 {digest_file(file)}" for file in _files_beside(given.file)]
@@ -112,7 +139,7 @@ def take_up(take: TakeUp, given: GivenFile, path: Path, session: SessionSettings
     return {"the file": ", ".join(told)}
 
 
-def take_onnx(given: GivenFile, path: Path, _source: Path) -> str:
+def take_onnx(given: GivenFile, path: Path, _materials: Materials) -> str:
     """Copy an ONNX file to `path`; see `TakeUp`."""
     model = onnx.load(given.file, load_external_data=False)
     maker = f"{model.producer_name} {model.producer_version}".strip()
@@ -127,14 +154,14 @@ def take_onnx(given: GivenFile, path: Path, _source: Path) -> str:
     return maker
 
 
-def take_decoder(given: GivenFile, path: Path, source: Path) -> str:
+def take_decoder(given: GivenFile, path: Path, materials: Materials) -> str:
     """Copy a decoder with its caches to `path`, where axes that it leaves open get the sizes of the source; see `TakeUp`.
 
     Raises:
         CandidateRefused: `invalid`: an input or output, caches among them, differs from the source's.
     """
-    maker = take_onnx(given, path, source)
-    model, theirs = (onnx.load(one, load_external_data=False) for one in (path, source))
+    maker = take_onnx(given, path, materials)
+    model, theirs = (onnx.load(one, load_external_data=False) for one in (path, materials.source))
     for what, ours in (("inputs", model.graph.input), ("outputs", model.graph.output)):
         values = {value.name: value for value in getattr(theirs.graph, what.removesuffix("s"))}
         _compare(given, what, *({value.name: spec_of(value) for value in one} for one in (ours, values.values())))
@@ -200,28 +227,32 @@ def has_ranges_at_run_time(path: Path) -> bool:
     return any(node.op_type.startswith("DynamicQuantize") for node in nodes(model))
 
 
-def check_interface(given: GivenFile, path: Path, session: SessionSettings, source: Path) -> None:
-    """Check that the file at `path` takes what the source takes, and answers with the same outputs.
+def compare_with_source(
+    given: GivenFile,
+    found_inputs: Sequence[TensorSpec],
+    found_outputs: Sequence[TensorSpec],
+    source: Path,
+    runner: Runner | None = None,
+) -> None:
+    """Check that a file takes what the source takes, and answers with the same outputs; of a decoder `runner` runs it.
 
     Raises:
-        CandidateRefused: `invalid`: the engine does not load it, or a name, type, axis or the order of outputs differs.
+        CandidateRefused: `invalid`: a name, type, axis or the order of outputs differs.
     """
     graph = onnx.load(source, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}
     inputs = {value.name: spec_of(value) for value in graph.input if value.name not in constants}
     outputs = {value.name: spec_of(value) for value in graph.output}
-    with open_runner(path, session.without_spinning()) as runner:
-        if has_caches(inputs.values()):  # which its engine fills in, and `take` has compared
-            inputs, outputs = ({one.name: one} for one in decoder_specs(None))
-            _check_vocabulary(given, runner, graph)
-        found_inputs = {spec.name: spec for spec in runner.inputs}
-        found_outputs = {spec.name: spec for spec in runner.outputs}
-    _compare(given, "inputs", found_inputs, inputs)
-    _compare(given, "outputs", found_outputs, outputs)
-    if list(found_outputs) != list(outputs):
+    if runner is not None and has_caches(inputs.values()):  # which its engine fills in, and `take` has compared
+        inputs, outputs = ({one.name: one} for one in decoder_specs(None))
+        _check_vocabulary(given, runner, graph)
+    _compare(given, "inputs", {spec.name: spec for spec in found_inputs}, inputs)
+    _compare(given, "outputs", {spec.name: spec for spec in found_outputs}, outputs)
+    order = [spec.name for spec in found_outputs]
+    if order != list(outputs):
         raise _refused(
             given,
-            f"it has the outputs in the order {', '.join(found_outputs)}",
+            f"it has the outputs in the order {', '.join(order)}",
             f"{', '.join(outputs)}, as the source",
             "export it with the outputs in that order",
         )

@@ -55,7 +55,7 @@ def make_variant(
         shutil.copyfile(file, path.with_name(file.name))
     if materials.given:
         path = path.with_suffix(materials.given.file.suffix)
-        noted = take_up(target.takes[path.suffix], materials.given, path, session, materials.source)
+        noted = take_up(target.takes[path.suffix], materials.given, path, session, materials)
     else:
         changes = target.passes[candidate.precision](candidate, replace(materials, pairs=target.pairs), path)
         if path.suffix == ".onnx":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 from driving import TESTS, environment
 from processors import AMX, HERE
-from torch_sources import input_of, materials_of, write_source
+from torch_sources import input_of, materials_of, run_program, write_source
 
 from tasks.engines.catalog import find_target
 from tasks.engines.inductor import session as inductor
@@ -19,9 +22,11 @@ from tasks.ptq.build_variant import Materials
 from tasks.runtimes.confined import confined_environment
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner
+from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.gates.coverage import judge_coverage
 from validators.job.candidate_name import decode
+from validators.job.given_file import GivenFile
 from validators.job.job_gates import Gates
 from validators.processors import TORCH_BF16
 
@@ -84,6 +89,43 @@ def test_form_answers_like_its_source(
     assert 0 <= np.abs(found - expected).max() / expected.std() < error
     coverage = measure_coverage(variant.path, variant.session, {name: batch["x"]})
     assert {coverage.precision(kernel) for kernel in coverage.macs_by_kernel} == precisions
+    assert sum(coverage.macs_by_kernel.values()) == 6 * (64 * 8 * 27 + 512 * 32 + 32 * 4)
+
+
+# Quantizes the program with torchao's quantizer for x86, as its guide does.
+QUANTIZED = """
+import sys
+import numpy as np, torch
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+x = torch.from_numpy(np.load(sys.argv[1] + "/batch.npz")["x"])
+axes = ({0: torch.export.Dim.DYNAMIC},)
+model = torch.export.load(sys.argv[1] + "/original.pt2").module()
+quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+prepared = prepare_pt2e(torch.export.export(model, (x,), dynamic_shapes=axes).module(), quantizer)
+prepared(x)
+torch.export.save(torch.export.export(convert_pt2e(prepared), (x,), dynamic_shapes=axes), sys.argv[1] + "/theirs.pt2")
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_program_of_another_tool_keeps_its_int8(source: Path, tmp_path: Path) -> None:
+    """It is compiled as it is, with the names of the source; its record names the file and the torch that wrote it."""
+    run_program(QUANTIZED, source)
+    with np.load(source / "batch.npz") as archive:
+        x, expected = archive["x"], archive["y"]
+    given, batch = GivenFile(name="theirs", file=source / "theirs.pt2", engine="torch-inductor"), {input_of(source): x}
+    materials = replace(materials_of(source, x), given=given, source=source / "model.onnx")
+    variant = make_variant(decode(given.candidate), materials, tmp_path, threads=2)
+    assert variant.path.name == "model.pt2" and variant.compile_seconds and variant.saturates_without
+    assert f"sha256 {digest_file(given.file)}, says that torch.export of torch {torch.__version__}" in variant.notes[0]
+    assert not find_target("torch-inductor").has_ranges_at_run_time(variant.path)
+    with open_runner(variant.path, variant.session) as runner:
+        (found,) = runner.run(batch, [onnx.load(source / "model.onnx").graph.output[0].name])
+    assert 0 < np.abs(found - expected).max() / expected.std() < 0.1
+    coverage = measure_coverage(variant.path, variant.session, batch)
+    assert {coverage.precision(kernel) for kernel in coverage.macs_by_kernel} == {"low"}
     assert sum(coverage.macs_by_kernel.values()) == 6 * (64 * 8 * 27 + 512 * 32 + 32 * 4)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NoReturn
+
 from tasks.measure.inventory import this_processor
+from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.affine import WeightBits
 from validators.processors import Processor
 
@@ -23,3 +27,12 @@ HERE = this_processor()
 RUN_HERE = (AVX2,) if HERE.adds_pairs_in_16_bits else (AVX2, HERE)
 # The bits of INT8 weights of the same variants; the last are those of this machine's own.
 BITS_HERE: tuple[WeightBits, ...] = (7,) if HERE.adds_pairs_in_16_bits else (7, 8)
+
+
+def source_alone(source: Path) -> Materials:
+    """Materials of which a pass may read the source alone."""
+
+    def refuse(*_given: object) -> NoReturn:
+        raise AssertionError("a material was made")
+
+    return Materials(refuse, refuse, refuse, refuse, refuse, refuse, refuse, HERE, source=source)

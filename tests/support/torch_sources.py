@@ -19,11 +19,16 @@ from tasks.runtimes.confined import confined_environment
 
 def write_source(folder: Path, program: str) -> Path:
     """Run a program that writes `original.pt2` and `batch.npz`, and convert the first as a run does."""
+    run_program(program, folder)
+    convert(Original("program", folder / "original.pt2"), folder / "model.onnx")
+    return folder
+
+
+def run_program(program: str, folder: Path) -> None:
+    """Run a program of Python on a folder, in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
     done = subprocess.run(command, env=confined_environment(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    convert(Original("program", folder / "original.pt2"), folder / "model.onnx")
-    return folder
 
 
 def input_of(source: Path) -> str:

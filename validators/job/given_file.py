@@ -36,8 +36,9 @@ class GivenFile(Settings):
     name: Annotated[str, Field(pattern=rf"^{GIVEN_NAME}$")]
     """Your name for it, such as `nncf`; the candidate is called `int8-given-nncf@openvino`."""
     file: Path = Path()
-    """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`; or
-    a folder with one such file, as exporters of decoders write it."""
+    """An ONNX file, with its weights beside it if they have files of their own, or for `openvino` an `.xml` with its `.bin`, or
+    for `torch-inductor` and `torch-cuda` an exported program (`.pt2`); or a folder with one such file, as exporters of decoders
+    write it."""
     source: Annotated[str, Field(pattern=r"^(models:/[^/@\s]+/\d+|runs:/[0-9a-f]{32}/\S+)$")] | None = None
     """In place of `file`: a registered version that holds one such file, `models:/name/version`, or a run's artifact or folder
     of artifacts that does, `runs:/id/path`."""

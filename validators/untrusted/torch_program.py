@@ -86,6 +86,8 @@ def check_program(path: Path) -> None:
 def _check_members(archive: zipfile.ZipFile) -> None:
     names = [info.filename for info in archive.infolist()]
     folder = names[0].partition("/")[0] if names else ""
+    if any("/data/aotinductor/" in name for name in names):
+        raise _Refused("the archive is a compiled package: native code, which loading it would run")
     strange = sorted(name for name in names if not _MEMBERS.fullmatch(name.removeprefix(f"{folder}/")))
     if strange or len(set(names)) < len(names) or any(not name.startswith(f"{folder}/") for name in names):
         raise _Refused(f"the archive has members that torch.export.save does not write: {(strange or names)[:3]}")

@@ -1,4 +1,4 @@
-"""Passes of the targets `torch-inductor` and `torch-cuda`: the source's exported program, quantized and compiled.
+"""Passes of the targets `torch-inductor` and `torch-cuda`: the source's program, quantized and compiled, or a given one.
 
 The compilation runs in a process of its own.
 """
@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import asdict
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
+from tasks.engines.given import compare_with_source
+from tasks.engines.inductor.compile_process import RANGES
 from tasks.engines.inductor.compiler import run_compiler
 from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
 from validators.errors import CandidateRefused
+from validators.graph.program_interface import read_interface
 from validators.job.candidate_name import Candidate
+from validators.job.given_file import GivenFile
+from validators.samples.datasets import Arrays
 
 SECONDS = "compile_seconds.json"
 
@@ -41,29 +49,74 @@ def inductor_form(
             fix="take candidates of another engine",
         )
     graph = onnx.load(materials.prepared(), load_external_data=False).graph
+    is_calibrated = candidate.range_method is not None or candidate.weight_method == "gptq"
+    order = {
+        "program": str(materials.program),
+        "recipe": asdict(candidate),
+        "device": device,
+        "for_gpu": for_gpu,
+        "weight_bits": weight_bits(candidate, materials.processor),
+        "inputs": [value.name for value in graph.input],
+        "outputs": [value.name for value in graph.output],
+    }
+    return _compile(order, materials, path, materials.batches() if is_calibrated else materials.batches()[:1])
+
+
+def take_program(
+    given: GivenFile, path: Path, materials: Materials, *, device: str = "cpu", for_gpu: bool = False
+) -> str:
+    """Compile a given program as it is; see `tasks.engines.given.TakeUp`.
+
+    Raises:
+        CandidateRefused: `invalid`: it does not fit the source, or torch does not compile it.
+    """
+    read = read_interface(given.file)
+    names = given.outputs
+    source = onnx.load(materials.source, load_external_data=False).graph.output
+    if not read.names_outputs and not names and len(read.outputs) == len(source):
+        # Nodes that a quantizer or an exporter named: outputs are known by their order.
+        names = {spec.name: value.name for spec, value in zip(read.outputs, source, strict=True)}
+    inputs = [replace(spec, name=given.inputs.get(spec.name, spec.name)) for spec in read.inputs]
+    outputs = [replace(spec, name=names.get(spec.name, spec.name)) for spec in read.outputs]
+    compare_with_source(given, inputs, outputs, materials.source)
+    order = {
+        "program": str(given.file.resolve()),
+        "recipe": {"precision": given.precision, "is_given": True},
+        "device": device,
+        "for_gpu": for_gpu,
+        "inputs": [spec.name for spec in inputs],
+        "outputs": [spec.name for spec in outputs],
+    }
+    _compile(order, materials, path, materials.batches()[:1])
+    return f"torch.export of torch {read.torch}"
+
+
+def _compile(order: dict[str, Any], materials: Materials, path: Path, batches: Sequence[Arrays]) -> dict[str, int]:
+    """Run the compiler on an order, to which this adds files and limits; return the counts of changes."""
     with tempfile.TemporaryDirectory(prefix="quantgate-") as name:
         folder = Path(name)
-        is_calibrated = candidate.range_method is not None or candidate.weight_method == "gptq"
-        batches = materials.batches() if is_calibrated else materials.batches()[:1]
         for index, batch in enumerate(batches):
             np.savez(folder / f"{index}.npz", **batch)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
-        order = {
+        order |= {
             "folder": str(folder),
-            "program": str(materials.program),
             "package": str(path),
-            "recipe": asdict(candidate),
-            "device": device,
-            "for_gpu": for_gpu,
-            "weight_bits": weight_bits(candidate, materials.processor),
             "threads": materials.threads,
             "batches": [str(folder / f"{index}.npz") for index in range(len(batches))],
-            "inputs": [value.name for value in graph.input],
-            "outputs": [value.name for value in graph.output],
-            "written_bytes": materials.program.stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
+            "written_bytes": Path(order["program"]).stat().st_size * WRITTEN_SIZES + WRITTEN_BYTES,
         }
         told = run_compiler(order, folder)
     path.with_name(SECONDS).write_text(json.dumps(told["seconds"]), encoding="utf-8")
     return dict(told["changes"])
+
+
+def has_ranges_at_run_time(package: Path) -> bool:
+    """Return True if the program of a package takes ranges of activations from each request."""
+    from tasks.engines.inductor.shipped.model import METADATA  # imports torch
+
+    with zipfile.ZipFile(package) as archive:
+        member = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
+        about = json.loads(json.loads(archive.read(member))[METADATA])
+    return bool(about[RANGES])
 
 
 def compile_seconds(package: Path) -> float | None:

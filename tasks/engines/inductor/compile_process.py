@@ -2,8 +2,8 @@
 
 It is confined (`tasks.runtimes.confined`). Inductor's caches, threads and compilers end with it. Its order is JSON on standard
 input, its answer a file, written last. The order has the paths of `folder`, `program`, `package` and `batches`, the `recipe` as
-the fields of a `Candidate`, `inputs` and `outputs` by name, the torch `device`, `for_gpu` (see `gpu_forms`), `threads`,
-`weight_bits` of INT8 and `written_bytes`.
+the fields of a `Candidate` (`is_given` and `precision` alone of a program that is compiled as it is), `inputs` and `outputs` by
+name, the torch `device`, `for_gpu` (see `gpu_forms`), `threads`, `weight_bits` of INT8 and `written_bytes`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tasks.runtimes.confined import confine, first_cause
 from tasks.runtimes.torch_program import load_program
 
 ANSWER = "answer.json"
+# Key in a package's metadata: ranges of activations come from each request.
+RANGES = "ranges_at_run_time"
 
 
 def main(order: dict[str, Any]) -> None:
@@ -91,6 +93,9 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
     check_flags_alone()
     torch.set_num_threads(order["threads"])
     device = _device(order["device"])
+    is_given = order["recipe"].get("is_given", False)
+    if is_given:
+        programs.register_operators()
     program = load_program(Path(order["program"]))
     if device.type == "cuda":
         program = move_to_device_pass(program, str(device))
@@ -100,10 +105,12 @@ def _compile(order: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the program has {len(axes)} inputs, and its ONNX export {len(order['inputs'])}")
     with torch.no_grad():
         exported = programs.export(programs.Flat(program), batches[0], axes)
-        module: Any = exported.module(check_guards=False)
-        rewrite = _rewritten_for_gpu if order["for_gpu"] else _rewritten
-        module, changes = rewrite(module, batches, order)
-        exported = programs.export(module, batches[0], axes)
+        changes: dict[str, int] = {}
+        if not is_given:
+            module: Any = exported.module(check_guards=False)
+            rewrite = _rewritten_for_gpu if order["for_gpu"] else _rewritten
+            module, changes = rewrite(module, batches, order)
+            exported = programs.export(module, batches[0], axes)
         started = time.monotonic()
         # The GPU's library writes INT8 products as INT32; a generated kernel scales them before it writes.
         autotunes = device.type == "cuda" and order["recipe"]["precision"] == "int8"
@@ -177,6 +184,7 @@ def write_package(
         "products": programs.products_of(exported, whole_attention=records_kernels),
         "device": device,
         "records_kernels": records_kernels,
+        RANGES: any("choose_qparams" in str(node.target) for node in exported.graph.nodes),
     }
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine, which the generated code would quote

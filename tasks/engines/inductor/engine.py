@@ -9,7 +9,7 @@ from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.inductor import facts
 from tasks.engines.inductor import session as inductor
-from tasks.engines.inductor.compile import compile_seconds, inductor_form
+from tasks.engines.inductor.compile import compile_seconds, has_ranges_at_run_time, inductor_form, take_program
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused, Missing
@@ -92,6 +92,8 @@ CPU = Engine(
     refuse_recipe=_cpu_refuse_recipe,
     check_device=_cpu_check_device,
     artifact="model.pt2",
+    takes={".pt2": take_program},
+    has_ranges_at_run_time=has_ranges_at_run_time,
 )
 
 # aten/src/ATen/native/cuda/int4mm.cu
@@ -127,6 +129,8 @@ def make_engine(plain: TargetFacts, device: str) -> Engine:
         check_device=_cuda_check_device if on_gpu else lambda: None,
         why_unmeasured=_why_missing if on_gpu else lambda _providers: None,
         artifact="model.pt2",
+        takes={".pt2": partial(take_program, device=device, for_gpu=True)},
+        has_ranges_at_run_time=has_ranges_at_run_time,
     )
 
 
@@ -150,7 +154,9 @@ def _cuda_check_device() -> None:
 def _cuda_refuse_recipe(candidate: Candidate) -> None:
     refuse_any(
         candidate.target,
-        _int8_method(candidate)
+        {}
+        if candidate.given
+        else _int8_method(candidate)
         | {
             "INT8 with fixed ranges": (
                 candidate.precision == "int8" and not candidate.dynamic,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -59,6 +60,12 @@ class Flat(torch.nn.Module):
         args, kwargs = pytree.tree_unflatten(tensors, self._spec)
         leaves = pytree.tree_leaves(self.module(*args, **kwargs))
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def register_operators() -> None:
+    """Register the operators that quantizers write into programs, with Inductor's kernels for them."""
+    if find_spec("torchao") is not None:
+        import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401  # registers them on import
 
 
 def dynamic_axes(program: torch.export.ExportedProgram) -> list[dict[int, Any]]:

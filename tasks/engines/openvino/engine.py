@@ -11,7 +11,7 @@ from tasks.engines.given import take_onnx
 from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.facts import FACTS
 from tasks.engines.openvino.pairs import PAIRS
-from tasks.ptq.build_variant import int8_form, plain_float_form, weights_form
+from tasks.ptq.build_variant import Materials, int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
@@ -81,10 +81,10 @@ def refuse_recipe(candidate: Candidate) -> None:
     refuse_any(candidate.target, wrong)
 
 
-def _take_ir(given: GivenFile, path: Path, source: Path) -> str:
+def _take_ir(given: GivenFile, path: Path, materials: Materials) -> str:
     from tasks.engines.openvino.ir import take_ir  # needs the package, which the catalogue of engines does not
 
-    return take_ir(given, path, source)
+    return take_ir(given, path, materials.source)
 
 
 ENGINE = Engine(

@@ -83,11 +83,11 @@ def _for_decoders(make: Pass) -> Pass:
     return form
 
 
-def _take_ir(given: GivenFile, path: Path, source: Path) -> str:
+def _take_ir(given: GivenFile, path: Path, materials: Materials) -> str:
     # It needs the package, which the catalogue of engines does not.
     from tasks.engines.openvino_decoder.ir import take_decoder_ir
 
-    return take_decoder_ir(given, path, source)
+    return take_decoder_ir(given, path, materials.source)
 
 
 def _read_bytes(path: Path) -> DecoderBytes:

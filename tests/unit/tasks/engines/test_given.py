@@ -14,6 +14,7 @@ import pytest
 import yaml
 from conftest import CLASSES, FEATURES, Tiny, tiny_model, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
+from processors import source_alone
 
 from tasks.engines.catalog import find_target
 from tasks.engines.given import files_of, has_ranges_at_run_time, take_up
@@ -36,7 +37,7 @@ def taken(given: GivenFile, tiny: Tiny, folder: Path) -> tuple[Path, str]:
     takes = find_target(given.engine).takes
     files_of(given, takes)
     path = folder / f"taken{given.file.suffix}"
-    told = take_up(takes[given.file.suffix], given, path, CPU, tiny.model)
+    told = take_up(takes[given.file.suffix], given, path, CPU, source_alone(tiny.model))
     return path, told["the file"]
 
 
@@ -195,7 +196,9 @@ def test_outputs_in_another_order_are_refused(tmp_path: Path) -> None:
 
     source, file = save(["a", "b"], tmp_path / "source.onnx"), save(["b", "a"], tmp_path / "theirs.onnx")
     with pytest.raises(CandidateRefused, match="order b, a"):
-        take_up(find_target("ort-cpu").takes[".onnx"], given_of(file), tmp_path / "taken.onnx", CPU, source)
+        take_up(
+            find_target("ort-cpu").takes[".onnx"], given_of(file), tmp_path / "taken.onnx", CPU, source_alone(source)
+        )
 
 
 @pytest.mark.parametrize("name", ["theirs.onnx", "theirs.pkl", "theirs.pt", "theirs.xml", "theirs"])

@@ -12,7 +12,7 @@ import onnx
 import openvino as ov
 import pytest
 from onnx import TensorProto, helper
-from processors import AMX
+from processors import AMX, source_alone
 from tiny_decoder import CONTEXT, HEAD_WIDTH, KV_HEADS, TOKENS, tiny_weights, write_decoder
 
 from tasks.engines.catalog import find_target
@@ -82,7 +82,7 @@ def taken(given: GivenFile, source: Path, folder: Path) -> tuple[Path, str]:
     folder.mkdir()
     (folder / "genai_config.json").write_bytes(source.with_name("genai_config.json").read_bytes())
     path = folder / "model.xml"
-    told = take_up(find_target(given.engine).takes[".xml"], given, path, SETTINGS, source)
+    told = take_up(find_target(given.engine).takes[".xml"], given, path, SETTINGS, source_alone(source))
     return path, told["the file"]
 
 
@@ -172,7 +172,7 @@ def test_axes_that_an_onnx_decoder_leaves_open_get_sizes(source: Path, tmp_path:
         cache_of(model).shape.dim[3].dim_param = "size"
 
     theirs = decoder(tmp_path / "theirs", edit=leave_open)
-    take_decoder(given_of(theirs, "ort-genai"), tmp_path / "model.onnx", source)
+    take_decoder(given_of(theirs, "ort-genai"), tmp_path / "model.onnx", source_alone(source))
     assert cache_of(onnx.load(tmp_path / "model.onnx")).shape.dim[3].dim_value == HEAD_WIDTH
 
 
@@ -194,7 +194,7 @@ def test_caches_of_another_onnx_decoder_are_refused(
 ) -> None:
     theirs = decoder(tmp_path / "theirs", layers=layers, edit=edit)
     with pytest.raises(CandidateRefused, match=words):
-        take_decoder(given_of(theirs, "ort-genai"), tmp_path / "model.onnx", source)
+        take_decoder(given_of(theirs, "ort-genai"), tmp_path / "model.onnx", source_alone(source))
 
 
 def extra() -> onnx.ValueInfoProto:

@@ -69,7 +69,7 @@ def test_samples_beyond_a_program_are_named(program: Path, tmp_path: Path) -> No
     """The program's own limit of an axis, which ONNX cannot state."""
     with pytest.raises(DataError) as seen:
         export_program(program, tmp_path / "model.onnx", samples_of(tmp_path, 20, 32, 4))
-    assert "data.npz (x: float32[1, 32, 4])" in seen.value.found and "x.size()[1] <= 16" in seen.value.found
+    assert "data.npz (x: float32[1, 32, 4])" in seen.value.found and "shape[1] to be <= 16" in seen.value.found
     assert "check the axes" in seen.value.fix
 
 

@@ -54,6 +54,34 @@ def test_generated_kernels_compete_where_asked(autotunes: bool, monkeypatch: pyt
     assert asked["max_autotune_gemm"] is autotunes and asked["cpp.enable_kernel_profile"] is True
 
 
+class _Ranges(torch.nn.Module):
+    """A layer on the codes of a tensor, whose range is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        quantized = torch.ops.quantized_decomposed
+        scale, zero = quantized.choose_qparams.tensor(x, 0, 255, 1e-5, torch.uint8)
+        codes = quantized.quantize_per_tensor.tensor(x, scale, zero, 0, 255, torch.uint8)
+        return self.layer(quantized.dequantize_per_tensor.tensor(codes, scale, zero, 0, 255, torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+@pytest.mark.parametrize("is_dynamic", [True, False])
+def test_package_tells_of_ranges_at_run_time(is_dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401  # registers the operators
+
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "torch._inductor.aoti_compile_and_package", lambda *_, inductor_configs, **__: asked.update(inductor_configs)
+    )
+    exported = torch.export.export(_Ranges(), (torch.zeros(2, 4),)) if is_dynamic else _linear()
+    compile_process.write_package(exported, {"package": "model.pt2", "inputs": ["x"], "outputs": ["y"]})
+    assert json.loads(asked["aot_inductor.metadata"]["quantgate"])[compile_process.RANGES] is is_dynamic
+
+
 def _linear() -> torch.export.ExportedProgram:
     return torch.export.export(torch.nn.Linear(4, 4), (torch.zeros(2, 4),))
 
