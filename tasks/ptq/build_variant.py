@@ -16,7 +16,7 @@ from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
-from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_collect
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
@@ -48,8 +48,8 @@ class Materials:
     `prepared` is the folded float graph, `smoothed` the graph after SmoothQuant, `fused` the graph with the runtime's
     transformer fusions. `statistics` are the calibration statistics of the activations, of the smoothed graph if its argument
     is true, else of the prepared one. `ranking` returns the parts of the model for an INT8 candidate, most sensitive first.
-    `batches` are calibration samples; `grams` are Gram matrices over all of them, for an INT4 candidate and the float graph
-    that it starts from. `processor` is the one that the variant is made for, and decides the bits of its weights. `libraries`
+    `batches` are calibration samples; `grams` are Gram matrices over all of them, for a candidate whose rounding needs them and the
+    float graph that it starts from. `processor` is the one that the variant is made for, and decides the bits of its weights. `libraries`
     hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
     `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
     decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches. `pairs`
@@ -122,8 +122,9 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
 
 
 def ranked_form(candidate: Candidate) -> Candidate:
-    """Return the candidate whose parts are ranked for an INT8 candidate: without bias correction, which takes far longer."""
-    return replace(candidate, kept_parts=0, bias_corrected=False, fast=False)
+    """Return the candidate whose parts are ranked for an INT8 candidate: without steps that take far longer."""
+    method = None if candidate.precision == "int8" else candidate.weight_method
+    return replace(candidate, kept_parts=0, bias_corrected=False, fast=False, weight_method=method)
 
 
 def slow_parts_of(candidate: Candidate, materials: Materials) -> SlowParts:
@@ -161,6 +162,10 @@ def quantize_int8(
     weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
     if candidate.dynamic and materials.pairs.place_weights is None:
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
+    grams = None
+    if candidate.weight_method:
+        sums = materials.grams(candidate, model)
+        grams = {node: sums[name] for node, (name, _) in layers_to_collect(model).items()}
     report = quantize_qdq(
         model,
         path,
@@ -170,6 +175,7 @@ def quantize_int8(
         activation="int8" if candidate.signed_activations else "uint8",
         weights=weights,
         keep_float=keep_float,
+        grams=grams,
     )
     if not materials.pairs.rest_at_run_time:
         return report

@@ -20,6 +20,7 @@ from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, quant
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
+from tasks.ptq.eight_bit.int8_weights import layers_to_collect
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
@@ -187,10 +188,14 @@ def materials_of(run: LoadedRun) -> Materials:
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
+        if candidate.precision == "int8":
+            tensors = dict(layers_to_collect(float_model).values())
+        else:
+            tensors = dict(tensors_to_collect(float_model, block_size=candidate.block_size or 32))
         with ONE_AT_A_TIME:
             return collect_grams(
                 float_model,
-                tensors_to_collect(float_model, block_size=candidate.block_size or 32),
+                tensors,
                 lambda: calibration.batches(pass_batch_size(fixed_batch)),
                 max_memory_mb=room_mb(),
                 threads=threads,

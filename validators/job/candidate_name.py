@@ -9,6 +9,7 @@ int8-static-percentile-pc@ort-cpu     calibrated; per channel; UINT8 activations
 int8-static-p99.9-pc@ort-cpu          the same with another percentile: `percentile` is the 99.99th
 int8-static-minmax-pt-all-s8s8@ort-cpu    per tensor, every operator, INT8 activations
 int8-static-mse-pc-smooth@ort-cpu     large channels of activations handed to the weights first (SmoothQuant)
+int8-static-mse-pc-learned@ort-cpu    weights rounded so that each layer's output has the least error
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
 int8-static-mse-pc-all-fast@ort-cpu   products that a profile shows to be slower in INT8 are left in float
 fp8-amax-pc-fast@tensorrt             products that engines show to gain nothing in FP8 are left in float
@@ -18,7 +19,7 @@ int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four 
 int8-g32-rtn@ort-genai                weight only, INT8 in blocks of 32
 int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys and values in INT8 (or INT4: +kv4)
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
-int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, or hqq), with a zero point for each block
+int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, hqq, learned), with a zero point for each block
 int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
@@ -42,7 +43,7 @@ Precision = Literal["fp32", "bf16", "fp16", "int8", "int8-weights", "int4", "fp8
 # Precisions of 16-bit floats, and the candidates of which the coverage counts kernels in 16 bits.
 HALF_PRECISIONS = frozenset({"bf16", "fp16"})
 RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
-WeightMethod = Literal["rtn", "hqq", "gptq", "awq"]
+WeightMethod = Literal["rtn", "hqq", "gptq", "awq", "learned"]
 Granularity = Literal["pt", "pc"]
 CacheBits = Literal[8, 4]
 # Name of a given file: part of a candidate's name, of names in MLflow and of files.
@@ -78,7 +79,7 @@ class Candidate:
     """A recipe for one target.
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
-    `weight_method` for INT4 and INT8 weights, `asymmetric` if blocks of INT4 have a zero point; of INT4, `mixed_percent` of the
+    `weight_method` for INT4 and INT8 weights (and, of INT8 static, for learned rounding), `asymmetric` if blocks of INT4 have a zero point; of INT4, `mixed_percent` of the
     numbers stay in INT8.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
@@ -140,7 +141,7 @@ class Candidate:
         [False, True, True]
         """
         has_ranges = self.range_method is not None or self.precision == "fp8" or self.cache_bits is not None
-        return has_ranges or self.weight_method in ("gptq", "awq") or self.smooth or self.kept_parts > 0
+        return has_ranges or self.weight_method in ("gptq", "awq", "learned") or self.smooth or self.kept_parts > 0
 
     @property
     def is_simulated(self) -> bool:
@@ -154,7 +155,8 @@ class Candidate:
         >>> decode("int8-static-mse-pc-bc@ort-cpu").kernels == decode("int8-static-minmax-pc@ort-cpu").kernels
         True
         """
-        method: WeightMethod | None = "rtn" if self.weight_method == "gptq" else self.weight_method
+        plain: WeightMethod | None = None if self.precision == "int8" else "rtn"
+        method = plain if self.weight_method in ("gptq", "learned") else self.weight_method
         return replace(self, range_method=None, weight_method=method, bias_corrected=False)
 
 
@@ -245,6 +247,7 @@ RECIPES: tuple[Recipe, ...] = (
             _flag("every_operator", "all"),
             _flag("signed_activations", "s8s8"),
             _SMOOTH,
+            NameWord("weight_method", {"learned": "learned"}, optional=True),
             _flag("bias_corrected", "bc"),
             _flag("fast", "fast"),
             _KEEP,

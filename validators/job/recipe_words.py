@@ -35,13 +35,15 @@ def describe(candidate: Candidate) -> str:
                 "hqq": "by half-quadratic splitting",
                 "gptq": "by GPTQ",
                 "awq": "by AWQ",
+                "learned": "with learned rounding",
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
             mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
-    steps = (", smoothed" if candidate.smooth else "") + (", biases corrected" if candidate.bias_corrected else "")
+    steps = (", smoothed" if candidate.smooth else "") + (", learned rounding" if candidate.weight_method else "")
+    steps += (", biases corrected" if candidate.bias_corrected else "")
     steps += fast
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:

@@ -169,8 +169,8 @@ def _cuda_refuse_recipe(candidate: Candidate) -> None:
             "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
             "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
             f"INT4 by {candidate.weight_method}": (
-                candidate.precision == "int4" and candidate.weight_method == "awq",
-                "rtn, gptq or hqq: its factors are folded into ONNX graphs",
+                candidate.precision == "int4" and candidate.weight_method in ("awq", "learned"),
+                "rtn, gptq or hqq: the others rewrite ONNX graphs",
             ),
             "HQQ without zero points": (
                 candidate.weight_method == "hqq" and not candidate.asymmetric,

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.calibrate.watched import open_watched, split_by_memory
 from tasks.ptq.graph.edits import scratch
@@ -38,7 +39,8 @@ ROWS_AT_ONCE, CHANNELS_AT_ONCE = 2048, 1024
 class Gram:
     """Gram matrix of an activation X, of shape `[rows, K]`.
 
-    `matrix`: the sum `X^T X`, float64 `[K, K]`. `mean_absolute`: the mean of `|X|` per channel, float64 `[K]`.
+    `matrix`: the sum `X^T X`, float64 `[K, K]`. `mean_absolute`: the mean of `|X|` per channel, float64 `[K]`. For the patches
+    of a convolution both have one more axis in front, its groups.
     """
 
     matrix: Floats
@@ -54,7 +56,7 @@ class Gram:
 
 def collect_grams(
     model: Path,
-    tensors: Mapping[str, int],
+    tensors: Mapping[str, int | Patches],
     batches: Batches,
     *,
     max_memory_mb: float,
@@ -63,7 +65,7 @@ def collect_grams(
 ) -> dict[str, Gram]:
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
-    `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
+    `tensors` maps each name to its channels K, the length of its last axis, or any name to patches. `batches()` starts over on each call. The model
     runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
     on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session does not count), see
     `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
@@ -79,7 +81,7 @@ def collect_grams(
     try:
         return _in_stages(model, tensors, shapes, batches, settings, max_memory_mb)
     except OSError as error:
-        size = 8e-6 * sum(channels**2 for channels in tensors.values())
+        size = 1e-6 * sum(map(_matrix_bytes, tensors.values()))
         raise CandidateRefused(
             kind="infrastructure",
             found=f"{tempfile.gettempdir()}: {error.strerror}",
@@ -90,7 +92,7 @@ def collect_grams(
 
 def _in_stages(
     model: Path,
-    tensors: Mapping[str, int],
+    tensors: Mapping[str, int | Patches],
     shapes: Mapping[str, tuple[int, ...]],
     batches: Batches,
     settings: SessionSettings,
@@ -98,19 +100,21 @@ def _in_stages(
 ) -> dict[str, Gram]:
     found: dict[str, Gram] = {}
     with scratch() as folder:
-        run = StagedRun(onnx.load(model, load_external_data=False), model, tensors, batches(), folder, settings)
-        in_order = {name: tensors[name] for name in sorted(tensors, key=run.position)}
+        read = {name: _tensor(name, what) for name, what in tensors.items()}
+        run = StagedRun(onnx.load(model, load_external_data=False), model, read.values(), batches(), folder, settings)
+        in_order = {name: tensors[name] for name in sorted(tensors, key=lambda name: run.position(read[name]))}
         for group in plan_stages(in_order, shapes, max_memory_mb):
-            sums = {name: _Sum(name, tensors[name]) for name in group}
-            for batch in run.all_values(group, restart=run.position(group[-1]) + 1):
-                for name, values in batch.items():
-                    sums[name].add(values)
+            sums = {name: _Sum(read[name], tensors[name]) for name in group}
+            wanted = list(dict.fromkeys(read[name] for name in group))
+            for batch in run.all_values(wanted, restart=run.position(wanted[-1]) + 1):
+                for name in group:
+                    sums[name].add(batch[read[name]])
             found.update({name: total.gram() for name, total in sums.items()})
     return found
 
 
 def plan_stages(
-    tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
+    tensors: Mapping[str, int | Patches], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
 ) -> list[list[str]]:
     """Split the tensors, in order, into groups that each fit into `max_memory_mb`; `shapes` are those of one batch.
 
@@ -123,10 +127,16 @@ def plan_stages(
     """
     budget = max_memory_mb * 1e6
     held, at_work = {}, {}
-    for name, channels in tensors.items():
-        rows = math.prod(shapes[name][:-1])
-        values = 4.0 * rows * channels + 8 * channels
-        at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
+    for name, what in tensors.items():
+        shape = shapes[name]
+        if isinstance(what, Patches):
+            rows, channels = shape[0] * MOST_PATCHES, what.groups * what.channels
+            # The patches as they are, and as float64.
+            values, at_work[name] = 4.0 * math.prod(shape), 12.0 * rows * channels
+        else:
+            rows, channels = math.prod(shape[:-1]), what
+            values = 4.0 * rows * channels + 8 * channels
+            at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
         needed = values + at_work[name]
         if needed > budget:
             raise CandidateRefused(
@@ -135,20 +145,35 @@ def plan_stages(
                 expected=f"at most {max_memory_mb:g} MB",
                 fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take INT4 by rtn or hqq without any",
             )
-        held[name] = values + 8.0 * channels**2
+        held[name] = values + _matrix_bytes(what)
     return split_by_memory(held, at_work, budget)
 
 
-class _Sum:
-    """Running sums of one tensor."""
+def _tensor(name: str, what: int | Patches) -> str:
+    return what.tensor if isinstance(what, Patches) else name
 
-    def __init__(self, name: str, channels: int) -> None:
-        self._name = name
-        self._gram = Gram(_in_file(channels), np.zeros(channels), 0)
-        self._absolute = np.zeros(channels)
+
+def _matrix_bytes(what: int | Patches) -> float:
+    return 8.0 * what.groups * what.channels**2 if isinstance(what, Patches) else 8.0 * what**2
+
+
+class _Sum:
+    """Running sums of one tensor, or of the patches in it."""
+
+    def __init__(self, tensor: str, what: int | Patches) -> None:
+        self._name, self._patches = tensor, what if isinstance(what, Patches) else None
+        shape = (what.groups, what.channels) if isinstance(what, Patches) else (what,)
+        self._gram = Gram(_in_file((*shape, shape[-1])), np.zeros(shape), 0)
+        self._absolute = np.zeros(shape)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Add a batch of floats, `[..., K]`."""
+        """Add a batch of floats, `[..., K]`, or `[batch, C, ...]` of patches."""
+        if self._patches is not None:
+            groups = self._patches.rows(values).astype(np.float64)
+            self._gram.matrix[:] += groups.transpose(0, 2, 1) @ groups
+            self._absolute += np.abs(groups).sum(axis=1)
+            self._gram = replace(self._gram, rows=self._gram.rows + groups.shape[1])
+            return
         rows = values.reshape(-1, values.shape[-1])
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
@@ -173,26 +198,30 @@ class _Sum:
                 fix="find the samples that overflow, or keep the model in float32",
             )
         matrix = self._gram.matrix
-        for first in range(0, len(matrix), CHANNELS_AT_ONCE):
+        for first in range(0, len(matrix) if self._patches is None else 0, CHANNELS_AT_ONCE):
             end = first + CHANNELS_AT_ONCE
             matrix[end:, first:end] = matrix[first:end, end:].T
         return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
 
 
-def _in_file(channels: int) -> Floats:
-    """Return a float64 matrix of zeros, `[channels, channels]`, in an unnamed temporary file."""
+def _in_file(shape: tuple[int, ...]) -> Floats:
+    """Return a float64 array of zeros in an unnamed temporary file."""
     with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
         # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.
-        os.posix_fallocate(file.fileno(), 0, 8 * channels * channels)
-        return np.memmap(file, np.float64, "r+", shape=(channels, channels))
+        os.posix_fallocate(file.fileno(), 0, 8 * math.prod(shape))
+        return np.memmap(file, np.float64, "r+", shape=shape)
 
 
 def _shapes(
-    model: Path, tensors: Mapping[str, int], batch: Arrays, settings: SessionSettings
+    model: Path, tensors: Mapping[str, int | Patches], batch: Arrays, settings: SessionSettings
 ) -> dict[str, tuple[int, ...]]:
-    with open_watched(model, tensors, settings, shapes=True) as watched:
-        shapes = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
+    read = {name: _tensor(name, what) for name, what in tensors.items()}
+    with open_watched(model, read.values(), settings, shapes=True) as watched:
+        found = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
+    shapes = {name: found[tensor] for name, tensor in read.items()}
     for name, channels in tensors.items():
+        if isinstance(channels, Patches):
+            continue
         if not shapes[name] or shapes[name][-1] != channels:
             raise CandidateRefused(
                 kind="invalid",

@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import (
     E4M3,
@@ -70,12 +71,14 @@ def quantize_qdq(
     activation: QuantizedType,
     weights: Int8Weights,
     keep_float: Collection[str] = (),
+    grams: Mapping[str, Gram] | None = None,
 ) -> QdqReport:
     """Write a Q/DQ form of a float model by the rules of an engine.
 
     `ranges` maps activations to (low, high); with None, for engines with `rules.place_weights`, they stay in float and weights
     alone are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8; with `e4m3` weights and
-    activations are FP8, with scales of amax / 448.
+    activations are FP8, with scales of amax / 448. `grams` holds the Gram matrices of the nodes' inputs, by the names of the
+    nodes, for methods of rounding that need them (`layers_to_collect`).
 
     Raises:
         CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the rules do not
@@ -97,7 +100,7 @@ def quantize_qdq(
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
         refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view)).rewrite()
+    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view), grams or {}).rewrite()
     save_model(proto, variant, shares=variant.parent == model.parent)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)
@@ -127,6 +130,7 @@ class _Rewriter:
     weights: Int8Weights
     types: Mapping[str, int]
     default_type: int
+    grams: Mapping[str, Gram]
     affine: dict[str, Affine] = field(default_factory=dict)
     first: list[onnx.NodeProto] = field(default_factory=list)
     stored: dict[str, list[_Stored]] = field(default_factory=dict)
@@ -208,7 +212,8 @@ class _Rewriter:
             scales = fit_e4m3_weight(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
-            stored, scales = self.weights.quantize(values, axis, smallest=smallest)
+            gram = self.grams[node.name].matrix if node.name in self.grams else None
+            stored, scales = self.weights.quantize(values, axis, smallest=smallest, gram=gram)
         node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)

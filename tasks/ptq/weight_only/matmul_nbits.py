@@ -44,6 +44,7 @@ from tasks.ptq.weight_only.awq import (
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.hqq import hqq
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
+from tasks.ptq.weight_only.learned import learn_blocks
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model, spilling
@@ -70,7 +71,7 @@ class BlockWeights:
     @property
     def needs_grams(self) -> bool:
         """True if the method reads Gram matrices of the activations."""
-        return self.method in ("gptq", "awq")
+        return self.method in ("gptq", "awq", "learned")
 
 
 @spilling()
@@ -169,8 +170,8 @@ def _check_settings(weights: BlockWeights) -> None:
         wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
     elif weights.bits == 8 and (weights.method != "rtn" or not weights.symmetric):
         wrong = f"INT8 weights by {weights.method}", "symmetric, rounded to nearest"
-    elif weights.mixed_percent and weights.method != "gptq":
-        wrong = f"INT4 mixed with INT8 by {weights.method}", "gptq, which knows the noise of each weight"
+    elif weights.mixed_percent and weights.method not in ("gptq", "learned"):
+        wrong = f"INT4 mixed with INT8 by {weights.method}", "gptq or learned, which know the noise of each weight"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -226,8 +227,9 @@ def _in_int4(
         if factors is not None:
             weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
         return clipped(AwqLayer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
+    make = learn_blocks if settings.method == "learned" else gptq
     try:
-        return gptq(weight, gram, block_size=size, symmetric=symmetric, dtype=dtype)
+        return make(weight, gram, block_size=size, symmetric=symmetric, dtype=dtype)
     except np.linalg.LinAlgError as error:
         raise _invalid(
             f"a Gram matrix without an inverse: {error}", "sums over finite activations", "collect it again"
