@@ -59,7 +59,7 @@ def descend(
     for _ in range(SWEEPS):
         changed = 0
         for block, (first, last) in enumerate(bounds):
-            scale, zero = scales[:, block], zero_points[:, block]
+            scale, zero = scales[:, block].copy(), zero_points[:, block]
             for start in range(first, last, CHANNELS_AT_ONCE):
                 check_deadline()
                 part = slice(start, min(start + CHANNELS_AT_ONCE, last))
