@@ -259,6 +259,8 @@ def _fold(view: GraphView, tensor: str, factors: Vector) -> list[Edit] | None:
             return _fold_alone(view, node.input[0], factors)
         case "LayerNormalization":
             return _divide(view, node, range(1, len(node.input)), factors)
+        case "com.microsoft:SkipSimplifiedLayerNormalization" if node.output[0] == tensor:
+            return _divide(view, node, [2], factors)  # its gain: a bias, input 3, is added before
         case "Mul" | "Add":
             index = next((index for index in (0, 1) if node.input[index] in view.constants), None)
             if index is None:

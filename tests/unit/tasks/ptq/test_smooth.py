@@ -317,3 +317,20 @@ def test_factors_that_help_only_the_rows_that_set_them_are_left(tmp_path: Path) 
     # Without halves the search judges factors on the rows that they are made of.
     whole = {name: replace(seen, halves=()) for name, seen in read_channels(case.path, [{"x": x}]).items()}
     assert smooth(case.path, tmp_path / "s.onnx", whole, symmetric=False)["x"].alpha is not None
+
+
+def test_the_gain_of_a_norm_of_a_sum_takes_the_division(tmp_path: Path) -> None:
+    """The norm of decoders, whose sum another node reads undivided."""
+    gamma, w = plant(np.ones((1, WIDTH), np.float32), draw(WIDTH, WIDTH))
+    # onnx knows no type and shape behind an operator of the runtime.
+    constants = {"gamma": gamma[0], "w": w, "w0": draw(WIDTH, WIDTH), "shape": np.array([-1, 5, WIDTH])}
+    norm = op("SkipSimplifiedLayerNormalization", "x a gamma", "h")
+    norm.domain = "com.microsoft"
+    norm.output.extend(["", "", "sum"])
+    nodes = [op("MatMul", "x w0", "a"), norm, op("MatMul", "h w", "m"), op("Add", "m sum", "s")]
+    nodes += [op("Cast", "s", "c", to=onnx.TensorProto.FLOAT), op("Reshape", "c shape", "y")]
+    case = build(tmp_path, nodes, constants, (5, WIDTH))
+    done = smooth(case.path, tmp_path / "s.onnx", read_channels(case.path, [{"x": case.x}]), symmetric=False)
+    assert done["h"].way == "folded"
+    before = run(case.path, case.x)
+    np.testing.assert_allclose(run(tmp_path / "s.onnx", case.x), before, atol=1e-4 * np.abs(before).max())
