@@ -31,7 +31,7 @@ from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.graph.stored import load_model, save_model
-from validators.job.candidate_name import Candidate
+from validators.job.candidate_name import CacheBits, Candidate
 from validators.job.given_file import GivenFile
 from validators.processors import Processor
 from validators.records.libraries import Libraries
@@ -70,7 +70,7 @@ class Materials:
     threads: int = 1
     slow_parts: Callable[[Candidate], SlowParts] = lambda _candidate: SlowParts()
     companions: tuple[Path, ...] = ()
-    cache_ranges: Callable[[], Path] | None = None
+    cache_ranges: Callable[[CacheBits], Path] | None = None
     pairs: PairRules = EXPLICIT
     given: GivenFile | None = None
     source: Path = Path()

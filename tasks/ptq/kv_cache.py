@@ -6,7 +6,7 @@ of INT8 are -128 to 127. Two codes of INT4, -8 to 7, share a byte: the last axis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples
 
 ATTENTION = "GroupQueryAttention"
+# Shares of a channel's largest magnitude that are tried as its range in INT4.
+SHARES = np.arange(0.4, 1.01, 0.05)
 # Positions in the inputs and outputs of the operator.
 PAST_INPUTS, PRESENT_OUTPUTS, SCALE_INPUTS = (3, 4), (1, 2), (12, 13)
 
@@ -44,11 +46,18 @@ TYPES: dict[int, CacheType] = {
 
 
 def make_cache_ranges(
-    model: Callable[[], Path], calibration: Samples, threads: int, fixed_batch: int | None, folder: Path
+    model: Callable[[], Path],
+    calibration: Samples,
+    threads: int,
+    fixed_batch: int | None,
+    bits: CacheBits,
+    folder: Path,
 ) -> Path:
-    """Write the largest magnitude of each channel of the caches, over the calibration windows; return the file.
+    """Write the range of each channel of the caches, over the calibration windows; return the file.
 
-    The file is an .npz with float32 `(heads, size of a head)` by the name of the cache as an output (`present.0.key`).
+    The file is an .npz with float32 `(heads, size of a head)` by the name of the cache as an output (`present.0.key`). For INT8
+    the range is the largest magnitude. For INT4 it is the one with the least squared error of the rounded values, which clips a
+    few; it is negative where the code -8, which has no counterpart, suits positive values better.
 
     Raises:
         CandidateRefused: `unsupported`: the model has no caches; `invalid`: it does not run.
@@ -61,19 +70,38 @@ def make_cache_ranges(
     found: dict[str, NDArray[np.float32]] = {}
     settings = with_mapped_weights(SessionSettings.reference(threads).without_spinning(), graph)
     with open_session(graph, settings) as session:
-        for batch in calibration.batches(pass_batch_size(fixed_batch)):
-            for name, values in zip(names, run_outputs(session, batch, names), strict=True):
-                largest = np.abs(values).max(axis=(0, 2)).astype(np.float32)
-                found[name] = np.maximum(found[name], largest) if name in found else largest
+
+        def caches() -> Iterator[tuple[str, NDArray[np.float32]]]:
+            for batch in calibration.batches(pass_batch_size(fixed_batch)):
+                yield from zip(names, run_outputs(session, batch, names), strict=True)
+
+        for name, values in caches():
+            largest = np.abs(values).max(axis=(0, 2)).astype(np.float32)
+            found[name] = np.maximum(found[name], largest) if name in found else largest
+        if bits == 4:
+            trials = {name: np.multiply.outer([*SHARES, *-SHARES], largest) for name, largest in found.items()}
+            errors = {name: np.zeros(ranges.shape) for name, ranges in trials.items()}
+            for name, values in caches():
+                errors[name] += [_squared_error(values, ranges, TYPES[bits].top) for ranges in trials[name]]
+            for name, ranges in trials.items():
+                best = errors[name].argmin(axis=0)[None]
+                found[name] = np.take_along_axis(ranges, best, axis=0)[0].astype(np.float32)
     path = folder / "caches.npz"
     np.savez(path, **found)  # type: ignore[arg-type]  # its keyword-only arguments
     return path
 
 
+def _squared_error(values: NDArray[np.float32], ranges: NDArray[Any], top: int) -> NDArray[np.float64]:
+    """Return the squared error of rounding a cache `(rows, heads, tokens, size)` with these ranges, `(heads, size)`."""
+    steps = np.where(ranges == 0, 1, ranges / top)[:, None, :].astype(np.float32)
+    rounded = np.clip(np.rint(values / steps), -top - 1, top) * steps
+    return np.asarray(np.square(rounded - values).sum(axis=(0, 2), dtype=np.float64))
+
+
 def quantize_caches(path: Path, ranges: Path, bits: CacheBits) -> int:
     """Rewrite the graph in `path` with caches of `bits`; return the number of attentions.
 
-    `ranges` is the file of `make_cache_ranges`.
+    `ranges` is the file of `make_cache_ranges` for these bits.
 
     Raises:
         CandidateRefused: `unsupported`: an attention is no GroupQueryAttention, or INT4 does not fit its heads.
@@ -97,11 +125,11 @@ def quantize_caches(path: Path, ranges: Path, bits: CacheBits) -> int:
     return len(nodes)
 
 
-def _scales(largest: NDArray[Any], stored: CacheType) -> NDArray[np.float32]:
+def _scales(ranges: NDArray[Any], stored: CacheType) -> NDArray[np.float32]:
     """Return the scale of each channel, float32 `(1, heads, 1, size of a head)`; 1 for a channel of zeros."""
-    if largest.shape[-1] % stored.in_byte:
-        raise _no_caches(f"heads of {largest.shape[-1]} values, an odd number, for codes of 4 bits")
-    scales = (largest / stored.top)[None, :, None, :].astype(np.float32)
+    if ranges.shape[-1] % stored.in_byte:
+        raise _no_caches(f"heads of {ranges.shape[-1]} values, an odd number, for codes of 4 bits")
+    scales = (ranges / stored.top)[None, :, None, :].astype(np.float32)
     scales[scales == 0] = 1
     return scales
 

@@ -34,7 +34,7 @@ from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import Candidate
+from validators.job.candidate_name import CacheBits, Candidate
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays
@@ -202,9 +202,9 @@ def materials_of(run: LoadedRun) -> Materials:
                 libraries=run.libraries,
             )
 
-    def cache_ranges() -> Path:
-        make = partial(make_cache_ranges, prepared, calibration, threads, fixed_batch)
-        inputs = (prepared_file, calibration.file.digest, fixed_batch)
+    def cache_ranges(bits: CacheBits) -> Path:
+        make = partial(make_cache_ranges, prepared, calibration, threads, fixed_batch, bits)
+        inputs = (prepared_file, calibration.file.digest, fixed_batch, bits)
         return run.store.make(Product("cache-ranges", inputs, Path, make))[0]
 
     materials = Materials(

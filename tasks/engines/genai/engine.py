@@ -61,7 +61,7 @@ def _for_decoders(make: Pass) -> Pass:
         changes = make(candidate, materials, path)
         if candidate.cache_bits:
             assert materials.cache_ranges, "the cache of this candidate would stay in float"
-            count = quantize_caches(path, materials.cache_ranges(), candidate.cache_bits)
+            count = quantize_caches(path, materials.cache_ranges(candidate.cache_bits), candidate.cache_bits)
             changes |= {f"caches of keys and values in INT{candidate.cache_bits}": count}
         return changes
 
