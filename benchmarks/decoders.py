@@ -1,6 +1,7 @@
 """quantgate's choice of a decoder beside what its users would run instead: perplexity, tokens a second, memory and size.
 
     python benchmarks/decoders.py             # about 2 hours, 8 GB, on a machine that does nothing else; --again times anew
+    python benchmarks/decoders.py --losses    # what more recipes lose, in half an hour on any machine: `decoders_losses.json`
     python benchmarks/decoders.py --rough     # each path on few windows in minutes: the figures are worth nothing
 
 SmolLM2-135M-Instruct on Wikipedia articles. Its weights were stored in 4 bits: the gains of its norms are folded into them
@@ -27,6 +28,7 @@ from tasks.run.settings import prepare_environment, state_folder
 if TYPE_CHECKING:
     from variants_compare import Bench
 
+    from validators.job.job import Job
     from validators.records.latencies import Latency
     from validators.records.run import Trial, Variant
 
@@ -37,6 +39,12 @@ PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
 FAILED_LAUNCHES = 2
 # Of a rough run.
 FEW_WINDOWS, SHORT_ANSWER, ROUGH_CANDIDATES = 8, 8, ("int8-g32-rtn@ort-genai",)
+# Recipes whose loss alone is measured: each method beside the same without it.
+COMPARED = (
+    *("int8-dynamic-pc", "int8-dynamic-pc-smooth", "int8-dynamic-pc-rot"),
+    *("int8-g32-rtn", "int8-g32-rtn+kv4", "int8-g64-rtn", "int8-g64-rtn-rot"),
+    *(f"int4-g{size}-gptq-asym{rest}" for size in (64, 32) for rest in ("", "-rot", "-mix25-rot")),
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,9 @@ def main(
     results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     rough: Annotated[bool, typer.Option(help="Few windows, short answers, one start, on a busy machine.")] = False,
+    losses: Annotated[bool, typer.Option(help="Only what each recipe of a longer list loses.")] = False,
 ) -> None:
-    """Measure, and write `decoders.json`."""
+    """Measure, and write `decoders.json`, or `decoders_losses.json`."""
     os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmark-decoders").resolve()))
     state = state_folder()
     prepare_environment(state)
@@ -72,6 +81,9 @@ def main(
     # Prefect reads the environment when it is imported.
     from prefect import flow
 
+    if losses:
+        flow(name="losses")(_losses)(plan, results)
+        return
     shape = flow(name="decoders")(_shape)
     figures: dict[str, Any] = {"rough": rough}
     for prompt in PROMPTS:
@@ -105,16 +117,56 @@ def _register(state: Path) -> None:
     np.savez(state / "evaluation.npz", input_ids=pool.evaluation[:WINDOWS])
 
 
+def _losses(plan: Plan, results: Path) -> None:
+    """Write the loss of each compared recipe after it is measured."""
+    from variants_compare import accuracy_trial, interval, judge_rivals, open_bench
+
+    from tasks.trials.materials import variant_from_store
+    from validators.job.candidate_name import decode
+
+    bench = open_bench(_job(plan, PROMPTS[0]))
+    rows = {}
+    for recipe in COMPARED:
+        made, _ = variant_from_store(bench.run, decode(f"{recipe}@ort-genai"))
+        if made.variant is None:
+            rows[recipe] = {"refused": made.refusal and made.refusal.reason}
+        else:
+            (judged,) = judge_rivals(bench, (accuracy_trial(bench, made.variant),))
+            rows[recipe] = {"drop": interval(judged.drop), "size_mb": made.variant.size_bytes / 1e6}
+        print(recipe, rows[recipe], flush=True)
+        save(results, "decoders_losses", {"windows": WINDOWS, "loss": bench.baseline.value, "rows": rows})
+
+
 def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
     """Return the figures of the choice and of the rivals at one length of the prompt."""
     from decoder_rivals import RIVALS, know_engines, logged_model
     from variants_compare import choose, judge_rivals, open_bench
 
+    know_engines()
+    job = _job(plan, prompt)
+    bench = open_bench(job)
+    choice, rows = choose(bench)
+    leader = choice.variant if choice and choice.variant else bench.source
+    own, baseline = _speeds(choice.latencies) if choice else ({}, {})
+    folder = plan.state / "rivals"
+    model = logged_model(bench.run.source.uri, folder / "logged")
+    trials = tuple(_rival_trial(bench, name, model, folder) for name in RIVALS)
+    return {
+        "choice": choice and choice.candidate,
+        "leader": leader.candidate,
+        "own": own,
+        "baseline": baseline | {"metric": bench.baseline.value, "size_mb": bench.source.size_bytes / 1e6},
+        "rows": rows,
+        "rivals": [_rival_row(bench, leader, trial) for trial in judge_rivals(bench, trials)],
+    }
+
+
+def _job(plan: Plan, prompt: int) -> Job:
+    """Return the job at one length of the prompt."""
     from validators.job.read_job import parse_job
 
-    know_engines()
     chosen_among = {"candidates": list(plan.candidates)} if plan.candidates else {}
-    job = parse_job(
+    return parse_job(
         {
             "source": f"models:/{NAME}/1",
             "target": "ort-genai",
@@ -134,21 +186,6 @@ def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
         },
         base=plan.state,
     )
-    bench = open_bench(job)
-    choice, rows = choose(bench)
-    leader = choice.variant if choice and choice.variant else bench.source
-    own, baseline = _speeds(choice.latencies) if choice else ({}, {})
-    folder = plan.state / "rivals"
-    model = logged_model(bench.run.source.uri, folder / "logged")
-    trials = tuple(_rival_trial(bench, name, model, folder) for name in RIVALS)
-    return {
-        "choice": choice and choice.candidate,
-        "leader": leader.candidate,
-        "own": own,
-        "baseline": baseline | {"metric": bench.baseline.value, "size_mb": bench.source.size_bytes / 1e6},
-        "rows": rows,
-        "rivals": [_rival_row(bench, leader, trial) for trial in judge_rivals(bench, trials)],
-    }
 
 
 def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:

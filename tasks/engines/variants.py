@@ -178,10 +178,13 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
     refused = target.refused.get(candidate.precision)
     if refused is None and candidate.precision not in target.passes:
         refused = RefusedPrecision("{precision} for {target}", f"one of {', '.join(target.passes)}")
-    if refused is None and candidate.cache_bits and not target.facts.generates:
+    if refused is None and (candidate.cache_bits or candidate.rotated) and not target.facts.generates:
         decoders = [name for name in built_in_engines() if facts_of(name).generates]
+        asked = (
+            f"a cache of keys and values in INT{candidate.cache_bits}" if candidate.cache_bits else "a rotated graph"
+        )
         refused = RefusedPrecision(
-            f"a cache of keys and values in INT{candidate.cache_bits} for {{target}}",
+            f"{asked} for {{target}}",
             f"a target that runs decoders with their caches: {' or '.join(decoders)}",
         )
     if refused is None and candidate.mixed_percent and not target.facts.mixes:

@@ -46,15 +46,15 @@ class Materials:
     """Inputs of the passes. Each is a function that makes its file on first use and returns the path.
 
     `prepared` is the folded float graph, `smoothed` the graph after SmoothQuant, `fused` the graph with the runtime's
-    transformer fusions. `statistics` are the calibration statistics of the activations, of the smoothed graph if its argument
-    is true, else of the prepared one. `ranking` returns the parts of the model for an INT8 candidate, most sensitive first.
-    `batches` are calibration samples; `grams` are Gram matrices over all of them, for a candidate whose rounding needs them and the
-    float graph that it starts from. `processor` is the one that the variant is made for, and decides the bits of its weights. `libraries`
-    hold the custom operators of the source. `program` is its exported PyTorch program, if it was one; a compiler tunes code for
-    `threads`. `slow_parts` returns the products that an INT8 candidate makes slower. `companions` are the files beside a
-    decoder's graph: its configuration and tokenizer. `cache_ranges` are the largest magnitudes in its caches. `pairs`
-    are the rules of the candidate's engine for Q/DQ pairs. `given` is the file of a candidate that another tool made of
-    `source`.
+    transformer fusions, `rotated` that of a decoder after a rotation. `statistics` are the calibration statistics of the
+    activations, of the smoothed graph if its argument is true, else of the prepared one. `ranking` returns the parts of the
+    model for an INT8 candidate, most sensitive first. `batches` are calibration samples; `grams` are Gram matrices over all of
+    them, for a candidate and the float graph that it starts from. `processor` is the one that the variant is made for,
+    and decides the bits of its weights. `libraries` hold the custom operators of the source. `program` is its exported PyTorch
+    program, if it was one; a compiler tunes code for `threads`. `slow_parts` returns the products that an INT8 candidate makes
+    slower. `companions` are the files beside a decoder's graph: its configuration and tokenizer. `cache_ranges` are those of
+    its caches in so many bits. `pairs` are the rules of the candidate's engine for Q/DQ pairs. `given` is the file of a
+    candidate that another tool made of `source`.
     """
 
     prepared: Callable[[], Path]
@@ -74,6 +74,7 @@ class Materials:
     pairs: PairRules = EXPLICIT
     given: GivenFile | None = None
     source: Path = Path()
+    rotated: Callable[[], Path] | None = None
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -231,8 +232,18 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
             expected="the unfused graph, whose activations SmoothQuant measures",
             fix="leave out +fused, or -smooth",
         )
+    if candidate.rotated and (candidate.smooth or candidate.fused):
+        raise CandidateRefused(
+            kind="unsupported",
+            found="a rotation with " + ("SmoothQuant" if candidate.smooth else "the transformer fusions"),
+            expected="one of them: each rewrites the prepared graph",
+            fix="leave out -rot",
+        )
     if candidate.smooth:
         return materials.smoothed().path
+    if candidate.rotated:
+        assert materials.rotated, "only targets of decoders take rotated graphs"
+        return materials.rotated()
     return materials.fused() if candidate.fused else materials.prepared()
 
 

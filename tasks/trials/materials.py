@@ -25,6 +25,7 @@ from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.prepare import make_fused, make_prepared
+from tasks.ptq.graph.rotate import make_rotated
 from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
@@ -72,9 +73,9 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     files = files_of(given, endings, custom_operators=bool(run.libraries)) if given else ()
     inputs = (
         candidate.name,
-        # Parts are ranked by what they do to the judged output; smoothing looks at a seeded draw of rows.
+        # Parts are ranked by what they do to the judged output; smoothing draws rows by the seed, a rotation its matrix.
         evidence.output.name if candidate.kept_parts else None,
-        run.job.seed if candidate.smooth else None,
+        run.job.seed if candidate.is_seeded else None,
         # Another profile may find other products.
         _slow_nodes(candidate, materials) if candidate.fast else None,
         *_graph_inputs(run.source, run.inventory),
@@ -144,6 +145,13 @@ def materials_of(run: LoadedRun) -> Materials:
     def smoothed() -> SmoothedGraph:
         return run.store.make(smoothed_graph)[0]
 
+    rotated_graph = Product(
+        "rotated",
+        (prepared_file, calibration.file.digest, seed),
+        Path,
+        partial(make_rotated, prepared, calibration, fixed_batch, seed, run.libraries),
+    )
+
     def room_mb() -> float:
         return run.footprint.room_mb(run.job.calibration.max_memory_mb)
 
@@ -162,7 +170,7 @@ def materials_of(run: LoadedRun) -> Materials:
             candidate.name,
             calibration.file.digest,
             evidence.output.name,
-            seed if candidate.smooth else None,
+            seed if candidate.is_seeded else None,
             processor.isa,
             code_of_engine(candidate.target),
         )
@@ -223,6 +231,7 @@ def materials_of(run: LoadedRun) -> Materials:
         companions=source.companions,
         cache_ranges=cache_ranges,
         source=source.onnx_path,
+        rotated=lambda: run.store.make(rotated_graph)[0],
     )
     return materials
 

@@ -21,6 +21,7 @@ int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys a
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, hqq, learned), with a zero point for each block
 int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
+int4-g64-gptq-asym-rot@ort-genai      of a decoder: its residual stream is rotated first, which spreads outlier channels
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
 int8-given-nncf@openvino              a file of another tool, which the job calls `nncf`
@@ -85,7 +86,8 @@ class Candidate:
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
     in float; `bias_corrected`, of INT8 static, shifts biases. `fast`, of INT8 static and FP8, leaves products in float that
-    gain nothing (`tasks.ptq.slow_parts`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of
+    gain nothing (`tasks.ptq.slow_parts`). `rotated` starts from the graph of a decoder after a rotation
+    (`tasks.ptq.graph.rotate`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of
     the keys and values that a decoder caches; None leaves them in float. `given` is the job's name of a file that is judged as
     it is; of the other fields only `precision` and `target` are set then.
     """
@@ -98,6 +100,7 @@ class Candidate:
     every_operator: bool = False
     signed_activations: bool = False
     smooth: bool = False
+    rotated: bool = False
     bias_corrected: bool = False
     fast: bool = False
     kept_parts: int = 0
@@ -142,6 +145,11 @@ class Candidate:
         """
         has_ranges = self.range_method is not None or self.precision == "fp8" or self.cache_bits is not None
         return has_ranges or self.weight_method in ("gptq", "awq", "learned") or self.smooth or self.kept_parts > 0
+
+    @property
+    def is_seeded(self) -> bool:
+        """True if the job's seed influences the variant."""
+        return self.smooth or self.rotated
 
     @property
     def is_simulated(self) -> bool:
@@ -230,6 +238,7 @@ def _flag(field: str, text: str) -> NameWord:
 _GRANULARITY = _one_of("granularity", Granularity)
 _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
 _SMOOTH = _flag("smooth", "smooth")
+_ROTATED = _flag("rotated", "rot")
 _BF16 = _flag("bf16_floats", "bf16")
 _KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
 
@@ -254,8 +263,8 @@ RECIPES: tuple[Recipe, ...] = (
             _BF16,
         ),
     ),
-    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _KEEP)),
-    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}))),
+    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _KEEP)),
+    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}), _ROTATED)),
     Recipe(
         "int4",
         {"precision": "int4"},
@@ -264,6 +273,7 @@ RECIPES: tuple[Recipe, ...] = (
             _one_of("weight_method", WeightMethod),
             _flag("asymmetric", "asym"),
             NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
+            _ROTATED,
             _BF16,
         ),
     ),

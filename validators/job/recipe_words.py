@@ -19,6 +19,7 @@ def describe(candidate: Candidate) -> str:
     rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
+    rotated = ", rotated" if candidate.rotated else ""
     fast = ", products that it makes slower left in float" if candidate.fast else ""
     match candidate.precision:
         case "fp32":
@@ -28,7 +29,7 @@ def describe(candidate: Candidate) -> str:
         case "fp16":
             return "float16 weights and activations" + graph
         case "int8-weights":
-            return f"INT8 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{graph}{cache}"
+            return f"INT8 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{rotated}{graph}{cache}"
         case "int4":
             how = {
                 "rtn": "rounded to nearest",
@@ -39,7 +40,7 @@ def describe(candidate: Candidate) -> str:
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
             mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
-            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{graph}{rest}{cache}"
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{rotated}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", learned rounding" if candidate.weight_method else "")
@@ -47,7 +48,7 @@ def describe(candidate: Candidate) -> str:
     steps += fast
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
-        return f"INT8 weights {channels}, activation ranges at run time{steps}{kept}{graph}{cache}"
+        return f"INT8 weights {channels}, activation ranges at run time{steps}{rotated}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words
     scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
     return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}{rest}"

@@ -285,6 +285,7 @@ def test_class_cuda_without_tensorrt_tries_onnx_runtime() -> None:
         ("fp32-fused@openvino-decoder", "float32"),
         ("fp8-amax-pc@openvino-decoder", "FP8"),
         ("int4-g32-rtn+kv8@openvino", "a cache of keys and values in INT8"),
+        ("int4-g32-rtn-rot@ort-cpu", "a rotated graph"),
     ],
 )
 def test_a_target_refuses_recipes_that_it_has_no_kernels_for(recipe: str, words: str) -> None:

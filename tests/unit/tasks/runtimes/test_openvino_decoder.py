@@ -20,6 +20,7 @@ from tasks.engines.openvino_decoder.session import open_model
 from tasks.engines.openvino_decoder.shipped import model as decoder_model
 from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 from tasks.ptq.eight_bit.tied import untie
+from tasks.ptq.graph.rotate import rotate
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.runtimes.runner import open_runner
 from validators.errors import CandidateRefused
@@ -159,6 +160,15 @@ def test_blocks_of_weights_are_multiplied_as_they_are_stored(tmp_path: Path, bit
     assert (path.stat().st_size > size) == tied
     np.testing.assert_array_equal(expected(path, tokens), wanted)
     with open_runner(configured(path), SETTINGS) as runner:
+        (found,) = runner.run({"input_ids": tokens}, ["logits"])
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+def test_a_rotated_decoder_scores_alike(tmp_path: Path) -> None:
+    path, tokens = written(tmp_path, tied=True), windows(2, 12)
+    wanted = expected(path, tokens)
+    rotate(path, path, 7)
+    with open_runner(path, SETTINGS) as runner:
         (found,) = runner.run({"input_ids": tokens}, ["logits"])
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 

@@ -116,6 +116,19 @@ TABLE = {
     ),
     "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128, weight_method="rtn"),
     "int4-g64-hqq-asym@ort-cpu": Candidate("int4", "ort-cpu", block_size=64, weight_method="hqq", asymmetric=True),
+    "int4-g64-gptq-asym-mix25-rot+kv4@ort-genai": Candidate(
+        "int4",
+        "ort-genai",
+        block_size=64,
+        weight_method="gptq",
+        asymmetric=True,
+        mixed_percent=25,
+        rotated=True,
+        cache_bits=4,
+    ),
+    "int8-dynamic-pc-rot-keep2@ort-genai": Candidate(
+        "int8", "ort-genai", dynamic=True, granularity="pc", rotated=True, kept_parts=2
+    ),
     "fp8-amax-pt@ort-cpu": Candidate("fp8", "ort-cpu", granularity="pt"),
 }
 
