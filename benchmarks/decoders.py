@@ -134,7 +134,7 @@ def _losses(plan: Plan, results: Path) -> None:
             (judged,) = judge_rivals(bench, (accuracy_trial(bench, made.variant),))
             rows[recipe] = {"drop": interval(judged.drop), "size_mb": made.variant.size_bytes / 1e6}
         print(recipe, rows[recipe], flush=True)
-        save(results, "decoders_losses", {"windows": WINDOWS, "loss": bench.baseline.value, "rows": rows})
+        save(results, "decoders_losses", {"windows": WINDOWS, "perplexity": bench.baseline.value, "rows": rows})
 
 
 def _shape(plan: Plan, prompt: int) -> dict[str, Any]:
