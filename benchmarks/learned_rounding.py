@@ -54,7 +54,9 @@ def main(
         with TemporaryDirectory() as folder:
             graph = Path(folder) / "prepared.onnx"
             prepare_graph(_as_onnx(name, demo.model_path, Path(folder)), graph)
-            found[name] = Bench(graph, demo.calibration_path, demo.evaluation_path, every_operator=name == "image").rows()
+            found[name] = Bench(
+                graph, demo.calibration_path, demo.evaluation_path, every_operator=name == "image"
+            ).rows()
         save(out, "learned_rounding", found, quiet=True)
 
 
@@ -110,10 +112,12 @@ class Bench:
         """Return the figures of each form and method."""
         forms: dict[str, Callable[[Path, str], None]] = {}
         for bits in (8, 7, 4):
-            forms[f"weights alone, {bits} bits per channel"] = lambda path, method, bits=bits: self._weights(path, method, bits)
+            forms[f"weights alone, {bits} bits per channel"] = lambda path, method, bits=bits: self._weights(
+                path, method, bits
+            )
         for bits in (8, 7):
             forms[f"Q/DQ, {bits} bits per channel"] = lambda path, method, bits=bits: self._pairs(path, method, bits)
-        methods = {form: ("rtn", "learned") for form in forms}
+        methods = dict.fromkeys(forms, ("rtn", "learned"))
         if not self.every_operator:
             for symmetric in (True, False):
                 form = f"INT4 in blocks of 32, {'symmetric' if symmetric else 'with zero points'}"

@@ -1,10 +1,14 @@
 """Learned rounding: coordinate descent on the codes and scales of a layer, for the least squared error of its output.
 
 The objective is AdaRound's for one layer (M. Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization",
-ICML 2020, equation 21), `||X W - X W'||^2` over calibration samples. It is quadratic in W', so that the Gram matrix of the inputs
-replaces the samples, and the best value of a weight given all others has a closed form, which is rounded to its grid (K. Behdin
-et al., "QuantEase: Optimization-based Quantization for Language Models", 2023, algorithm 1). After each block its scale gets
-its best value too, in place of a learned clipping range. No step increases the objective, and none needs gradients.
+ICML 2020, equation 21), `||X W - X W'||^2` over calibration samples. It is quadratic in W', so that the Gram matrix of the
+inputs replaces the samples, and the best value of a weight given all others has a closed form, which is rounded to its grid (K.
+Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", 2023, algorithm 1). After each block its scale
+gets its best value too, in place of a learned clipping range. No step increases the objective, and none needs gradients.
+
+X is the input in the float model. With the input that the quantized layer receives, INT4 by channel of MiniLM-L6 left as much
+error; with the float layer's output as the aim, as AdaRound's equation 25 has it, INT8 left 2 to 3.6 times the error of
+rounding to nearest, since clipped outliers of a few tokens then shift the weights of all.
 """
 
 from __future__ import annotations
@@ -47,9 +51,10 @@ def descend(
 ) -> tuple[Floats, Floats]:
     """Return codes and scales with a smaller error of the layer's output.
 
-    `codes`, float64 `[G, K, N]`, are those to start from, `weight` the float weight in the same shape, for G groups of N outputs.
-    Blocks of `block_size` along K (None: one block) have `scales` and `zero_points`, float64 `[G, blocks, N]`. `gram` is `damped` and positive definite, float64 `[G, K, K]`. Codes stay within `limits`;
-    scales keep their sign, are exact in `dtype` and in magnitude no smaller than `smallest`, which broadcasts against them.
+    `codes`, float64 `[G, K, N]`, are those to start from, `weight` the float weight in the same shape, for G groups of N
+    outputs. Blocks of `block_size` along K (None: one block) have `scales` and `zero_points`, float64 `[G, blocks, N]`. `gram`
+    is `damped` and positive definite, float64 `[G, K, K]`. Codes stay within `limits`; scales keep their sign, are exact in
+    `dtype` and in magnitude no smaller than `smallest`, which broadcasts against them.
     """
     codes, scales = codes.copy(), scales.copy()
     rows, size = codes.shape[1], block_size or codes.shape[1]
@@ -64,7 +69,7 @@ def descend(
                 check_deadline()
                 part = slice(start, min(start + CHANNELS_AT_ONCE, last))
                 steps = _round_again(codes[:, part], residual[:, part], scale, gram[:, part, part], limits)
-                changed += np.count_nonzero(steps)
+                changed += int(np.count_nonzero(steps))
                 residual -= gram[:, :, part] @ (steps * scale[:, None])
             part = slice(first, last)
             values = codes[:, part] - zero[:, None]

@@ -80,8 +80,8 @@ class Candidate:
     """A recipe for one target.
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
-    `weight_method` for INT4 and INT8 weights (and, of INT8 static, for learned rounding), `asymmetric` if blocks of INT4 have a zero point; of INT4, `mixed_percent` of the
-    numbers stay in INT8.
+    `weight_method` for INT4 and INT8 weights (and, of INT8 static, for learned rounding), `asymmetric` if blocks of INT4 have
+    a zero point; of INT4, `mixed_percent` of the numbers stay in INT8.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay

@@ -44,7 +44,7 @@ def describe(candidate: Candidate) -> str:
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", learned rounding" if candidate.weight_method else "")
-    steps += (", biases corrected" if candidate.bias_corrected else "")
+    steps += ", biases corrected" if candidate.bias_corrected else ""
     steps += fast
     kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:

@@ -15,7 +15,14 @@ _RECIPES: dict[str, tuple[str, ...]] = {
         *(f"int8-static-{ranges}-pc{operators}" for ranges in _RANGES for operators in ("", "-all")),
         *(
             f"int8-static-mse-pc{rest}"
-            for rest in ("-smooth", "-bc", "-smooth-bc", "-all-smooth", "-all-bc", "-all-fast")
+            for rest in (
+                "-smooth",
+                "-bc",
+                "-learned",
+                "-all-smooth",
+                "-all-learned",
+                "-all-fast",
+            )
         ),
     ),
     "int8-dynamic": (
@@ -31,7 +38,7 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     ),
     "int4": (
         *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),
-        *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq")),
+        *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq", "learned")),
     ),
     "fp8-amax": ("fp8-amax-pc", "fp8-amax-pc-fast"),
 }
@@ -43,7 +50,7 @@ def wide_candidates(target: str) -> tuple[str, ...]:
     Kinds without kernels, which are never promoted, are left out.
 
     >>> len(wide_candidates("ort-cpu")), wide_candidates("ort-cpu")[-1]
-    (34, 'int4-g32-gptq-asym@ort-cpu')
+    (35, 'int4-g32-learned-asym@ort-cpu')
     """
     own = facts_of(target).default_candidates
     engines = dict.fromkeys(name.partition("@")[2] for name in own)

@@ -8,7 +8,7 @@ TENSORRT_FACTS = TargetFacts(
     name="tensorrt",
     provider=TENSORRT,
     libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
-    without=frozenset({"bc", "g32", "gptq", "awq", "asym"}),
+    without=frozenset({"bc", "g32", "gptq", "awq", "learned", "asym"}),
     default_candidates=(
         "fp16@tensorrt",
         "int8-static-minmax-pc@tensorrt",

@@ -65,10 +65,11 @@ def collect_grams(
 ) -> dict[str, Gram]:
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
-    `tensors` maps each name to its channels K, the length of its last axis, or any name to patches. `batches()` starts over on each call. The model
-    runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
-    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session does not count), see
-    `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
+    `tensors` maps each name to its channels K, the length of its last axis, or any name to patches. `batches()` starts over on
+    each call. The model runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of
+    one group and goes on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session
+    does not count), see `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count
+    like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;

@@ -51,11 +51,12 @@ class Patches:
         padded = np.pad(values, [(0, 0), (0, 0), *zip(self.pads[:axes], self.pads[axes:], strict=True)])
         spans = [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
         windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=tuple(range(2, 2 + axes)))
-        whole = (slice(None),) * 2
-        windows = windows[(*whole, *(slice(None, None, step) for step in (*self.strides, *self.dilations)))]
+        steps = [slice(None, None, step) for step in (*self.strides, *self.dilations)]
+        windows = windows[(slice(None), slice(None), *steps)]
         places = windows.shape[2 : 2 + axes]
         drawn = np.random.default_rng(0).permutation(math.prod(places))[:MOST_PATCHES]
         # The drawn places become one axis: [batch, C, places, *kernel].
-        picked = windows[(*whole, *np.unravel_index(drawn, places))]
+        where: Any = np.unravel_index(drawn, places)
+        picked = windows[(slice(None), slice(None), *where)]
         split = picked.reshape(len(values), self.groups, -1, len(drawn), math.prod(self.kernel))
         return split.transpose(1, 0, 3, 2, 4).reshape(self.groups, -1, self.channels)

@@ -16,13 +16,15 @@ import onnx
 from numpy.typing import ArrayLike, NDArray
 
 from tasks.ptq.calibrate.patches import Patches
+from tasks.ptq.descent import Floats, damped, descend
 from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT, WeightBits, fit_weight, store_weight
 from tasks.ptq.graph.edits import attribute, name_nodes, output_channel_axis, weighted_nodes
-from tasks.ptq.descent import Floats, damped, descend
 
 # The weight, the axis of its output channels or None, the bits, and the least scales, as `fit_weight` takes them, and the Gram
 # matrix of the layer's inputs, if there is one; returns the INT8 codes in the shape of the weight, and the scales.
-Method = Callable[[NDArray[Any], int | None, WeightBits, ArrayLike, Floats | None], tuple[NDArray[np.int8], NDArray[Any]]]
+Method = Callable[
+    [NDArray[Any], int | None, WeightBits, ArrayLike, Floats | None], tuple[NDArray[np.int8], NDArray[Any]]
+]
 
 
 def round_to_nearest(
@@ -95,7 +97,7 @@ class Int8Weights:
 
 
 def layers_to_collect(model: Path) -> dict[str, tuple[str, int | Patches]]:
-    """Return the layers that can be learned, by node: the name of their Gram matrix, and the tensor's channels or the patches."""
+    """Return the layers that can be learned, by node: the name of its Gram matrix, and its channels or patches."""
     found: dict[str, tuple[str, int | Patches]] = {}
     proto = onnx.load(model, load_external_data=False)
     name_nodes(proto.graph)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from processors import AMX
 
 from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.variants import refuse_other_targets
@@ -77,14 +78,22 @@ def test_descent_finds_what_trying_every_code_finds(rows: int, size: int, zero: 
     limits = (-7, 7) if zero == 0 else (0, 15)
     start = np.clip(np.rint(weight / 0.17) + zero, *limits)
     codes, found = descend(
-        start[None], scales[None], zeros[None], weight[None], (x.T @ x)[None], limits=limits, dtype=np.float32, block_size=size
+        start[None],
+        scales[None],
+        zeros[None],
+        weight[None],
+        (x.T @ x)[None],
+        limits=limits,
+        dtype=np.float32,
+        block_size=size,
     )
     expected = try_every_code(x, weight, start, scales, zeros, size, limits)
     np.testing.assert_array_equal(codes[0], expected[0])
     np.testing.assert_allclose(found[0], expected[1], rtol=1e-6)
     spread = np.arange(rows) // size
     after, before = (
-        error(x, weight, (one - zeros[spread]) * scale[spread]) for one, scale in ((codes[0], found[0]), (start, scales))
+        error(x, weight, (one - zeros[spread]) * scale[spread])
+        for one, scale in ((codes[0], found[0]), (start, scales))
     )
     assert after < 0.6 * before
 
@@ -103,7 +112,11 @@ def test_scales_stay_above_the_least_and_keep_their_sign() -> None:
 def test_blocks_have_less_error_than_gptq(symmetric: bool) -> None:
     x, weight = layer(80, 24, seed=3)
     options: dict[str, Any] = {"block_size": 32, "symmetric": symmetric, "dtype": np.float32}
-    made = (round_to_nearest(weight, **options), gptq(weight, x.T @ x, **options), learn_blocks(weight, x.T @ x, **options))
+    made = (
+        round_to_nearest(weight, **options),
+        gptq(weight, x.T @ x, **options),
+        learn_blocks(weight, x.T @ x, **options),
+    )
     nearest, compensated, learned = (error(x, weight, one.dequantized()) for one in made)
     assert learned < 0.9 * compensated < 0.9 * nearest
 
@@ -134,7 +147,9 @@ def test_patches_times_weight_are_the_convolution(shape: tuple[int, ...], attrib
     assert patches is not None
     groups = patches.groups
     found = patches.rows(x) @ weight.reshape(groups, shape[0] // groups, -1).transpose(0, 2, 1)
-    expected = y.reshape(2, groups, shape[0] // groups, -1).transpose(1, 0, 3, 2).reshape(groups, -1, shape[0] // groups)
+    expected = (
+        y.reshape(2, groups, shape[0] // groups, -1).transpose(1, 0, 3, 2).reshape(groups, -1, shape[0] // groups)
+    )
     order = [np.lexsort(one.T) for one in (found[0], expected[0])]
     np.testing.assert_allclose(found[0][order[0]], expected[0][order[1]], atol=1e-4)
     assert found.shape == expected.shape
@@ -221,7 +236,5 @@ def test_damping_keeps_a_matrix_of_zeros_positive_definite() -> None:
 
 @pytest.mark.parametrize("recipe", ["int8-static-mse-pc-learned@torch-inductor", "int4-g32-learned@torch-cuda"])
 def test_engines_with_quantizers_of_their_own_refuse_it(recipe: str) -> None:
-    from processors import AMX
-
     with pytest.raises(CandidateRefused, match="by learned"):
         refuse_other_targets(decode(recipe), AMX)

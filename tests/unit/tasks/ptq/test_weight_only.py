@@ -82,7 +82,16 @@ def quantized(
 
 @pytest.mark.parametrize(
     ("method", "symmetric"),
-    [("rtn", True), ("rtn", False), ("hqq", False), ("gptq", True), ("gptq", False), ("awq", True), ("awq", False)],
+    [
+        ("rtn", True),
+        ("rtn", False),
+        ("hqq", False),
+        ("gptq", True),
+        ("gptq", False),
+        ("awq", True),
+        ("awq", False),
+        ("learned", True),
+    ],
 )
 def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetric: bool) -> None:
     """Its Gemm is split, both products run in INT4, outputs are near, and the report says what is in the file."""
@@ -341,7 +350,7 @@ def test_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ({"block_size": 48}, "unsupported", "blocks of 48"),
         ({"method": "hqq"}, "unsupported", "symmetric HQQ"),
-        ({"method": "gptq"}, "invalid", "Gram matrix of 'x': none"),
+        ({"method": "learned"}, "invalid", "Gram matrix of 'x': none"),
         ({"method": "awq", "grams": {"x": Gram(np.eye(3), np.ones(3), 3)}}, "invalid", "shape \\(3, 3\\)"),
         ({"method": "gptq", "grams": {"x": Gram(-np.eye(K), np.ones(K), 3)}}, "invalid", "without an inverse"),
         ({"exclude": ["y_matmul"]}, "invalid", "y_matmul"),
