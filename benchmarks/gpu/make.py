@@ -14,7 +14,7 @@ from gpu.apart import apart
 from gpu.bundle import Bundle
 from tasks.engines.variants import make_variant, session_settings
 from tasks.measure.inventory import this_processor, usable_cores
-from tasks.ptq.build_variant import Materials
+from tasks.ptq.build_variant import Materials, gram_inputs
 from tasks.ptq.calibrate.calibration import make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import pass_batches
@@ -23,7 +23,6 @@ from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.sensitivity import Sensitivity
-from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.runner import open_runner
 from tasks.storage.product import Product, code_of
@@ -156,7 +155,7 @@ class Workshop:
         def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
             return collect_grams(
                 float_model,
-                tensors_to_collect(float_model, block_size=candidate.block_size or 32),
+                gram_inputs(candidate, float_model),
                 lambda: samples.batches(PASS_BATCH_SIZE),
                 max_memory_mb=CALIBRATION_MEMORY_MB,
                 threads=usable_cores(),

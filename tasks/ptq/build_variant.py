@@ -12,6 +12,7 @@ import onnx
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.calibrate.patches import Patches
 from tasks.ptq.calibrate.range_methods import Range
 from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
@@ -28,6 +29,7 @@ from tasks.ptq.graph.upgrade import OPSET, convert_opset
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.slow_parts import WORTH, SlowParts
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.graph.stored import load_model, save_model
@@ -184,6 +186,13 @@ def quantize_int8(
     rest = quantize_dynamic(path, path, weights=weights, keep_float=keep_float, rest=True)
     left = {name: why for name, why in (report.left | rest.left).items() if name not in rest.quantized}
     return QdqReport((*report.quantized, *rest.quantized), left)
+
+
+def gram_inputs(candidate: Candidate, float_model: Path) -> dict[str, int | Patches]:
+    """Return what a candidate's rounding needs Gram matrices of, by their names; see `collect_grams`."""
+    if candidate.precision == "int8":
+        return dict(layers_to_collect(float_model).values())
+    return dict(tensors_to_collect(float_model, block_size=candidate.block_size or 32))
 
 
 def quantize_without(

@@ -16,11 +16,10 @@ from tasks.engines.variants import make_variant, refuse_other_targets, session_s
 from tasks.evidence.given.source import with_local_file
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
-from tasks.ptq.build_variant import Materials, float_graph, quantize_int8, quantize_without, ranked_form
+from tasks.ptq.build_variant import Materials, float_graph, gram_inputs, quantize_int8, quantize_without, ranked_form
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
-from tasks.ptq.eight_bit.int8_weights import layers_to_collect
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
@@ -29,7 +28,6 @@ from tasks.ptq.graph.rotate import make_rotated
 from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
-from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
@@ -196,14 +194,10 @@ def materials_of(run: LoadedRun) -> Materials:
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
-        if candidate.precision == "int8":
-            tensors = dict(layers_to_collect(float_model).values())
-        else:
-            tensors = dict(tensors_to_collect(float_model, block_size=candidate.block_size or 32))
         with ONE_AT_A_TIME:
             return collect_grams(
                 float_model,
-                tensors,
+                gram_inputs(candidate, float_model),
                 lambda: calibration.batches(pass_batch_size(fixed_batch)),
                 max_memory_mb=room_mb(),
                 threads=threads,

@@ -23,7 +23,7 @@ from tasks.engines.catalog import find_target
 from tasks.engines.variants import make_variant
 from tasks.measure.activations import open_tapped, view_samples
 from tasks.measure.taps import find_taps
-from tasks.ptq.build_variant import Materials, quantize_int8
+from tasks.ptq.build_variant import Materials, gram_inputs, quantize_int8
 from tasks.ptq.calibrate.calibration import calibrate
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.qdq import QdqReport
@@ -31,7 +31,6 @@ from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import gather_weights
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
-from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.coverage import measure_coverage
 from validators.graph.source_graph import check_source_graph
 from validators.job.candidate_name import Candidate, decode
@@ -140,7 +139,7 @@ class Odd:
         return path
 
     def grams(self, candidate: Candidate, float_model: Path) -> dict[str, Gram]:
-        tensors = tensors_to_collect(float_model, block_size=candidate.block_size or 32)
+        tensors = gram_inputs(candidate, float_model)
         return collect_grams(float_model, tensors, self.batches, max_memory_mb=200, libraries=self.libraries)
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:

@@ -19,6 +19,7 @@ _RECIPES: dict[str, tuple[str, ...]] = {
                 "-smooth",
                 "-bc",
                 "-learned",
+                "-smooth-learned",
                 "-all-smooth",
                 "-all-learned",
                 "-all-fast",
@@ -50,7 +51,7 @@ def wide_candidates(target: str) -> tuple[str, ...]:
     Kinds without kernels, which are never promoted, are left out.
 
     >>> len(wide_candidates("ort-cpu")), wide_candidates("ort-cpu")[-1]
-    (35, 'int4-g32-learned-asym@ort-cpu')
+    (36, 'int4-g32-learned-asym@ort-cpu')
     """
     own = facts_of(target).default_candidates
     engines = dict.fromkeys(name.partition("@")[2] for name in own)

@@ -72,7 +72,7 @@ def test_equal_kernels_differ_in_values_alone(made: GetOdd, name: str, names: li
 def test_each_way_to_choose_values_is_compared() -> None:
     """Or the test above proves nothing of it."""
     words = {word for names in kinds() for name in names for word in name.partition("@")[0].split("-")}
-    assert words >= {"minmax", "mse", "entropy", "percentile", "p99.9", "bc", "smooth", "all", "rtn", "gptq", "asym"}
+    assert words >= {"minmax", "mse", "entropy", "percentile", "p99.9", "bc", "smooth", "all", "rtn", "gptq", "learned"}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,6 @@ def test_list_holds_each_recipe_once_with_the_targets_own_first(target: str) -> 
 
 def test_candidates_cheap_enough_for_a_race_are_not_few() -> None:
     counts = [len(wide_candidates(target)) for target in ("ort-cpu", "openvino", "cpu", "torch-inductor")]
-    assert all(30 <= count <= 60 for count in counts[:-1])
+    assert all(30 <= count <= 62 for count in counts[:-1])
     page = (Path(__file__).parents[4] / "docs/candidates.md").read_text(encoding="utf-8")
     assert "{} on `ort-cpu`, {} on `openvino`, {} on `cpu`, {} on `torch-inductor`".format(*counts) in page
