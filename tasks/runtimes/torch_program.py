@@ -26,7 +26,10 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         return b"" if name.startswith("data/sample_inputs/") else read(self, name)
 
     PT2ArchiveReader.read_bytes = read_bytes  # type: ignore[method-assign]  # torch has no option for it
-    return torch.export.load(path)
+    try:
+        return torch.export.load(path)
+    finally:
+        PT2ArchiveReader.read_bytes = read  # type: ignore[method-assign]  # as above
 
 
 def _stand_in(names: set[str]) -> None:

@@ -23,7 +23,7 @@ from validators.job.wide_candidates import wide_candidates
 from validators.processors import PORTABLE, Processor
 from validators.records.run import AbsentEngine, Inventory
 from validators.redact import holds_credentials
-from validators.targets import DEFAULT_TARGET, baselines_of, facts_of, is_on_gpu
+from validators.targets import DEFAULT_TARGET, baselines_of, engines_of, facts_of, is_on_gpu
 
 
 class Budgets(Settings):
@@ -248,6 +248,12 @@ class Job(Settings):
             raise ValueError(f"`baseline` must be one of {', '.join(possible)} for the target {self.target}")
         if self.portable and is_on_gpu(self.target):
             raise ValueError(f"`portable` is about processors, and {self.target} runs on a GPU")
+        engines = engines_of(self.target)
+        named = () if isinstance(self.candidates, str) else (name for name in self.candidates if name not in LISTS)
+        for name in (*named, *self.given_files):
+            engine = decode(name).target
+            if engine not in engines:
+                raise ValueError(f"{name} is not for the target {self.target}; set `target: {engine}`, or leave it out")
         return self
 
     @model_validator(mode="after")
