@@ -154,9 +154,7 @@ def _cuda_check_device() -> None:
 def _cuda_refuse_recipe(candidate: Candidate) -> None:
     refuse_any(
         candidate.target,
-        {}
-        if candidate.given
-        else _int8_method(candidate)
+        _int8_method(candidate)
         | {
             "INT8 with fixed ranges": (
                 candidate.precision == "int8" and not candidate.dynamic,

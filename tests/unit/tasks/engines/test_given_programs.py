@@ -15,11 +15,12 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from processors import source_alone
+from processors import AMX, source_alone
 
 from tasks.engines.catalog import find_target
 from tasks.engines.given import files_of
 from tasks.engines.inductor import compile as inductor
+from tasks.engines.variants import refuse_other_targets
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.given_file import GivenFile
@@ -189,7 +190,7 @@ def test_file_that_is_no_sound_program_is_refused(how: str, said: str, tmp_path:
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
 def test_rules_of_recipes_do_not_bind_programs(precision: str) -> None:
     """A GPU's target makes no INT8 with fixed ranges, and INT4 in some blocks alone; a file may have them."""
-    find_target("torch-cuda").refuse_recipe(decode(f"{precision}-given-theirs@torch-cuda"))
+    refuse_other_targets(decode(f"{precision}-given-theirs@torch-cuda"), AMX)
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,10 @@ from validators.job.read_job import parse_job
 
 SCRIPTS = """
 import os, subprocess, sys, time
+from pathlib import Path
 import numpy as np
+
+OUTSIDE = Path(__file__).with_name("outside")
 
 def good(source, calibration, folder):
     assert sorted(np.load(calibration)) == ["x"] and os.getcwd() == str(folder)
@@ -49,6 +53,14 @@ def weights_elsewhere(source, calibration, folder):
     (folder / "made.xml").write_text("<net/>")
     (folder / "made.bin").symlink_to(source)
     return folder / "made.xml"
+
+def writes_elsewhere(source, calibration, folder):
+    (folder / "here").write_text("")
+    subprocess.run([sys.executable, "-c", f"open({str(OUTSIDE)!r}, 'w')"])
+    OUTSIDE.write_text("")
+
+def empties(source, calibration, folder):
+    os.truncate(__file__, 0)
 
 def raises(source, calibration, folder):
     print("loading")
@@ -99,7 +111,7 @@ def made(function: str, tiny: Tiny, folder: Path) -> Path:
 def made_by(
     make: str, script: Path, tiny: Tiny, folder: Path, seconds: float = 60, companions: tuple[Path, ...] = ()
 ) -> Path:
-    (folder / "entry").mkdir()
+    (folder / "entry").mkdir(parents=True)
     given = GivenFile.model_validate({"name": "ours", "make": make, "engine": "ort-cpu", "seconds": seconds})
     run: Any = SimpleNamespace(
         source=SimpleNamespace(onnx_path=tiny.model, companions=companions),
@@ -207,6 +219,19 @@ def test_what_goes_wrong_is_named_and_bounded(
     while marked(tmp_path) and time.monotonic() < end:
         time.sleep(0.05)
     assert not marked(tmp_path)
+
+
+@pytest.mark.skipif(
+    ctypes.CDLL(None).syscall(444, None, 0, 1) < 3, reason="needs Linux 6.2, whose Landlock is complete"
+)
+def test_a_script_writes_nothing_outside_of_its_folder(tiny: Tiny, tmp_path: Path) -> None:
+    """Nor does a program that it starts; its own folder takes files, which other tests show too."""
+    with pytest.raises(CandidateRefused, match=r"PermissionError: .*outside.*; it said: .*PermissionError"):
+        made("writes_elsewhere", tiny, tmp_path)
+    assert not (tmp_path / "outside").exists()
+    with pytest.raises(CandidateRefused, match="PermissionError"):
+        made_by("scripts:empties", tmp_path / "scripts.py", tiny, tmp_path / "again")
+    assert (tmp_path / "scripts.py").stat().st_size > 0
 
 
 def marked(folder: Path) -> list[int]:
