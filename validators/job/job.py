@@ -248,12 +248,10 @@ class Job(Settings):
             raise ValueError(f"`baseline` must be one of {', '.join(possible)} for the target {self.target}")
         if self.portable and is_on_gpu(self.target):
             raise ValueError(f"`portable` is about processors, and {self.target} runs on a GPU")
-        engines = engines_of(self.target)
-        named = () if isinstance(self.candidates, str) else (name for name in self.candidates if name not in LISTS)
-        for name in (*named, *self.given_files):
-            engine = decode(name).target
-            if engine not in engines:
-                raise ValueError(f"{name} is not for the target {self.target}; set `target: {engine}`, or leave it out")
+        for one in self.given:
+            if one.engine not in engines_of(self.target):
+                told = f"the file {one.name} is for {one.engine}, which the target {self.target} does not cover"
+                raise ValueError(f"{told}; set `target: {one.engine}`")
         return self
 
     @model_validator(mode="after")
