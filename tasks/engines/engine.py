@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.availability import Availability
-from tasks.engines.given import TakeUp, has_ranges_at_run_time
+from tasks.engines.given import TakeUp
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.slow_parts import SlowParts
@@ -72,8 +72,8 @@ class Engine:
     `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
     they are judged. `recovers_parts`: parts of an INT8 candidate may stay in float to recover its accuracy. `artifact` is the
     name of the file that its passes write. `takes` has the endings of files of other tools that it runs, each with what takes
-    one up, and `has_ranges_at_run_time` returns True if such a file takes ranges from each request. `decoder_bytes` reads the
-    bytes of a candidate's decoder from its artifact, and `compile_seconds` how long its compilation took.
+    one up. `decoder_bytes` reads the bytes of a candidate's decoder from its artifact, and `compile_seconds` how long its
+    compilation took.
     """
 
     facts: TargetFacts
@@ -92,7 +92,6 @@ class Engine:
     recovers_parts: bool = False
     artifact: str = "model.onnx"
     takes: Mapping[str, TakeUp] = field(default_factory=dict)
-    has_ranges_at_run_time: Callable[[Path], bool] = has_ranges_at_run_time
     builder: Builder | None = None
     decoder_bytes: Callable[[Candidate, Path], DecoderBytes] | None = None
     compile_seconds: Callable[[Path], float | None] = lambda _artifact: None

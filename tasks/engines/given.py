@@ -5,16 +5,18 @@ A copy has the bytes of the file, unless its weights lie in files of their own o
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
-from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.edits import Names
 from tasks.runtimes.decoder_session import LOGITS, TOKENS, decoder_specs, has_caches
 from tasks.runtimes.runner import Runner, open_runner
@@ -33,9 +35,14 @@ from validators.untrusted.external_data import bodies_of, external_files, nodes
 from validators.untrusted.paths import inside
 from validators.untrusted.torch_program import check_program
 
+if TYPE_CHECKING:  # the code of quantizers is no part of what a given file is made by
+    from tasks.ptq.build_variant import Materials
+
+# Key in the metadata of a compiled program: ranges of activations come from each request.
+RANGES = "ranges_at_run_time"
 # Copies or compiles a given file to the path of an artifact, with the names of the materials' source; returns what the file
 # says of its maker.
-TakeUp = Callable[[GivenFile, Path, Materials], str]
+TakeUp = Callable[[GivenFile, Path, "Materials"], str]
 
 
 def files_of(given: GivenFile, endings: Collection[str], *, custom_operators: bool = False) -> list[Path]:
@@ -220,7 +227,11 @@ def _holds(dtype: str, number: int) -> bool:
 
 @cache
 def has_ranges_at_run_time(path: Path) -> bool:
-    """Return True if an ONNX file takes the ranges of activations from each request; of another format False."""
+    """Return True if an ONNX file or a compiled program takes the ranges of activations from each request."""
+    if path.suffix == ".pt2":
+        with zipfile.ZipFile(path) as archive:
+            member = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
+            return bool(json.loads(json.loads(archive.read(member))["quantgate"])[RANGES])
     if path.suffix != ".onnx":
         return False
     model = onnx.load(path, load_external_data=False)

@@ -22,7 +22,6 @@ from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
 from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
 from tasks.run.context import Run, log
-from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import registry_uri
 from tasks.run.step import step
 from tasks.runtimes.decoder_bytes import decoder_bytes
@@ -92,28 +91,14 @@ def _from_registry(run: Run) -> Source:
     inputs = (registry_uri(run.tracking_uri), uri, version.creation_timestamp, *([DECODER] if _generates(run) else []))
 
     def fetch(folder: Path) -> Source:
-        return _read_model(_download(run, uri, folder), folder, uri, version, run)
+        from mlflow.artifacts import download_artifacts
+
+        with connect(run.tracking_uri):
+            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        return _read_model(model, folder, uri, version, run)
 
     source, _ = run.store.make(Product("source", inputs, Source, fetch))
     return replace(source, uri=run.job.source)
-
-
-def fetch_decoder(run: LoadedRun, folder: Path) -> Path:
-    """Download the version of a decoder into `folder` once more; return its configuration, weights and tokenizer in one folder.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
-    uri = f"models:/{run.source.name}/{run.source.version}"
-    model = _download(run, uri, folder)
-    return decoder_folder(model, flavors_of(model, uri)["transformers"], uri)
-
-
-def _download(run: Run, uri: str, folder: Path) -> Path:
-    from mlflow.artifacts import download_artifacts
-
-    with connect(run.tracking_uri):
-        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
 
 
 def _find_version(run: Run) -> ModelVersion:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.engines.catalog import find_target
+from tasks.engines.given import has_ranges_at_run_time
 from tasks.evidence.sequences import run_sequences
 from tasks.measure.continuations import Generator, answer_windows, expected_texts, read_tokenizer
 from tasks.measure.metrics.metric import Metric
@@ -188,8 +188,7 @@ def request_size(job: Job, variant: Variant) -> int | None:
     """
     candidate = decode(variant.candidate) if "@" in variant.candidate else None
     is_dynamic = candidate is not None and (
-        candidate.dynamic
-        or (bool(candidate.given) and find_target(candidate.target).has_ranges_at_run_time(variant.path))
+        candidate.dynamic or (bool(candidate.given) and has_ranges_at_run_time(variant.path))
     )
     return max(point.batch_size for point in job.measurement.points) if is_dynamic else None
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from driving import environment
 from onnx import TensorProto, helper
-from processors import AMX, AVX2, HERE
+from processors import AMX, AVX2, HERE, source_alone
 from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
@@ -524,7 +524,7 @@ def test_a_file_of_openvino_is_taken_up_and_covered(their_ir: Path, tiny: Tiny, 
     names = {"inputs": {"features": "x"}, "outputs": {"scores": "logits"}}
     given = GivenFile.model_validate({"name": "theirs", "file": their_ir, "engine": "openvino"} | names)
     path = tmp_path / "taken.xml"
-    told = take_up(find_target("openvino").takes[".xml"], given, path, OPENVINO, tiny.model)
+    told = take_up(find_target("openvino").takes[".xml"], given, path, OPENVINO, source_alone(tiny.model))
     assert "OpenVINO wrote it" in told["the file"]
     assert digest_model(path) != digest_file(path)  # the weights count
     batch = {"x": np.asarray(tiny_samples(8, 2)["x"], FLOAT)}
@@ -547,10 +547,16 @@ def quantized_as_float(tiny: Tiny, folder: Path) -> Path:
 def test_a_broken_file_of_openvino_is_refused(their_ir: Path, tiny: Tiny, tmp_path: Path) -> None:
     given = GivenFile.model_validate({"name": "theirs", "file": their_ir, "engine": "openvino"})
     with pytest.raises(CandidateRefused, match="features"):
-        take_up(find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, tiny.model)
+        take_up(
+            find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, source_alone(tiny.model)
+        )
     their_ir.with_suffix(".bin").write_bytes(b"")
     with pytest.raises(CandidateRefused, match=r"theirs\.xml"):
-        take_up(find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, tiny.model)
+        take_up(
+            find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, source_alone(tiny.model)
+        )
     their_ir.write_text(their_ir.read_text()[:500])
     with pytest.raises(CandidateRefused, match=r"does not read theirs\.xml"):
-        take_up(find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, tiny.model)
+        take_up(
+            find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, source_alone(tiny.model)
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import onnx
 
 from tasks.engines.given import compare_with_source
-from tasks.engines.inductor.compile_process import RANGES
 from tasks.engines.inductor.compiler import run_compiler
 from tasks.ptq.build_variant import Materials, weight_bits
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
@@ -107,16 +105,6 @@ def _compile(order: dict[str, Any], materials: Materials, path: Path, batches: S
         told = run_compiler(order, folder)
     path.with_name(SECONDS).write_text(json.dumps(told["seconds"]), encoding="utf-8")
     return dict(told["changes"])
-
-
-def has_ranges_at_run_time(package: Path) -> bool:
-    """Return True if the program of a package takes ranges of activations from each request."""
-    from tasks.engines.inductor.shipped.model import METADATA  # imports torch
-
-    with zipfile.ZipFile(package) as archive:
-        member = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
-        about = json.loads(json.loads(archive.read(member))[METADATA])
-    return bool(about[RANGES])
 
 
 def compile_seconds(package: Path) -> float | None:

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from tasks.engines.given import RANGES
 from tasks.runtimes.confined import confine, first_cause
 from tasks.runtimes.torch_program import load_program
 
 ANSWER = "answer.json"
-# Key in a package's metadata: ranges of activations come from each request.
-RANGES = "ranges_at_run_time"
 
 
 def main(order: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from tasks.engines.availability import Availability, describe_missing, install
 from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.inductor import facts
 from tasks.engines.inductor import session as inductor
-from tasks.engines.inductor.compile import compile_seconds, has_ranges_at_run_time, inductor_form, take_program
+from tasks.engines.inductor.compile import compile_seconds, inductor_form, take_program
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused, Missing
@@ -93,7 +93,6 @@ CPU = Engine(
     check_device=_cpu_check_device,
     artifact="model.pt2",
     takes={".pt2": take_program},
-    has_ranges_at_run_time=has_ranges_at_run_time,
 )
 
 # aten/src/ATen/native/cuda/int4mm.cu
@@ -130,7 +129,6 @@ def make_engine(plain: TargetFacts, device: str) -> Engine:
         why_unmeasured=_why_missing if on_gpu else lambda _providers: None,
         artifact="model.pt2",
         takes={".pt2": partial(take_program, device=device, for_gpu=True)},
-        has_ranges_at_run_time=has_ranges_at_run_time,
     )
 
 

@@ -26,10 +26,12 @@ from typing import IO, Any
 import numpy as np
 
 from tasks.engines.given import files_of, only_file
+from tasks.evidence.flavors import flavors_of
 from tasks.evidence.given import script_process
-from tasks.evidence.resolve_source import fetch_decoder
+from tasks.evidence.hugging_face import decoder_folder
 from tasks.measure.metrics.user_code import check_allowed
 from tasks.ptq.graph.edits import model_bytes
+from tasks.registry.mlflow_registry import connect, registry_call
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
@@ -173,6 +175,20 @@ def _copy_of_source(run: LoadedRun, folder: Path) -> Path:
     for file, copy in ((run.source.onnx_path, source), (weights_of(run.source.onnx_path), weights_of(source))):
         shutil.copyfile(file, copy) if file.exists() else None
     return source
+
+
+def fetch_decoder(run: LoadedRun, folder: Path) -> Path:
+    """Download the version of a decoder into `folder` once more; return its configuration, weights and tokenizer in one folder.
+
+    Raises:
+        InfrastructureError: the registry does not answer.
+    """
+    from mlflow.artifacts import download_artifacts
+
+    uri = f"models:/{run.source.name}/{run.source.version}"
+    with connect(run.tracking_uri):
+        model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+    return decoder_folder(model, flavors_of(model, uri)["transformers"], uri)
 
 
 def _run(given: GivenFile, python: str, orders: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from processors import AMX, source_alone
 
 from tasks.engines.catalog import find_target
-from tasks.engines.given import files_of
+from tasks.engines.given import RANGES, files_of, has_ranges_at_run_time
 from tasks.engines.inductor import compile as inductor
 from tasks.engines.variants import refuse_other_targets
 from validators.errors import CandidateRefused
@@ -195,7 +195,7 @@ def test_rules_of_recipes_do_not_bind_programs(precision: str) -> None:
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
 def test_package_says_whether_ranges_come_at_run_time(is_dynamic: bool, tmp_path: Path) -> None:
-    about = json.dumps({inductor.RANGES: is_dynamic})
+    about = json.dumps({RANGES: is_dynamic})
     with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
         archive.writestr("model/data/aotinductor/model/a.wrapper_metadata.json", json.dumps({"quantgate": about}))
-    assert find_target("torch-inductor").has_ranges_at_run_time(tmp_path / "model.pt2") is is_dynamic
+    assert has_ranges_at_run_time(tmp_path / "model.pt2") is is_dynamic
