@@ -167,8 +167,10 @@ def quantize_int8(
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     grams = None
     if candidate.weight_method:
+        layers = layers_to_collect(model)
+        _check_learnable(candidate, layers)
         sums = materials.grams(candidate, model)
-        grams = {node: sums[name] for node, (name, _) in layers_to_collect(model).items()}
+        grams = {node: sums[name] for node, (name, _) in layers.items()}
     report = quantize_qdq(
         model,
         path,
@@ -186,6 +188,17 @@ def quantize_int8(
     rest = quantize_dynamic(path, path, weights=weights, keep_float=keep_float, rest=True)
     left = {name: why for name, why in (report.left | rest.left).items() if name not in rest.quantized}
     return QdqReport((*report.quantized, *rest.quantized), left)
+
+
+def _check_learnable(candidate: Candidate, layers: Collection[str]) -> None:
+    """Raise CandidateRefused if every weight would be rounded to nearest under the name of another method."""
+    if candidate.granularity == "pt" or not layers:
+        raise CandidateRefused(
+            kind="unsupported",
+            found="learned rounding " + ("with one scale for a whole weight" if layers else "of no layer"),
+            expected="a scale for each output channel of a MatMul, Gemm or Conv with a constant weight and fixed padding",
+            fix="take -pc, or leave out -learned",
+        )
 
 
 def gram_inputs(candidate: Candidate, float_model: Path) -> dict[str, int | Patches]:

@@ -17,7 +17,7 @@ def learn_blocks(
 ) -> QuantizedWeight:
     """Quantize a float weight `[K, N]` for inputs X with the Gram matrix `X^T X` (float64 `[K, K]`).
 
-    The codes and scales of GPTQ are where the descent starts: from those of rounding to nearest it ends less deep.
+    The descent starts from the codes and scales of GPTQ.
 
     Raises:
         numpy.linalg.LinAlgError: the Gram matrix is not positive semi-definite, or not finite.

@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from processors import AMX
+from processors import AMX, source_alone
 
 from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.variants import refuse_other_targets
+from tasks.ptq.build_variant import quantize_int8
 from tasks.ptq.calibrate.grams import collect_grams
 from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.descent import SETTLED, SWEEPS, damped, descend
@@ -232,6 +233,25 @@ def _drop_pairs(graph: onnx.GraphProto) -> None:
 
 def test_damping_keeps_a_matrix_of_zeros_positive_definite() -> None:
     assert np.array_equal(damped(np.zeros((2, 3, 3))), np.broadcast_to(np.eye(3), (2, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "nodes", "found"),
+    [
+        ("int8-static-mse-pt-learned@ort-cpu", ["first", "each", "flat", "last"], "one scale for a whole weight"),
+        ("int8-static-mse-pc-learned@ort-cpu", ["flat"], "of no layer"),
+    ],
+)
+def test_what_would_be_rounded_to_nearest_is_refused(
+    network: tuple[Path, dict[str, NDArray[np.float32]]], tmp_path: Path, recipe: str, nodes: list[str], found: str
+) -> None:
+    proto = onnx.load(network[0])
+    kept = [node for node in proto.graph.node if node.name in nodes]
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
+    onnx.save(proto, tmp_path / "kept.onnx")
+    with pytest.raises(CandidateRefused, match=found):
+        quantize_int8(decode(recipe), source_alone(network[0]), tmp_path / "kept.onnx", tmp_path / "variant.onnx")
 
 
 @pytest.mark.parametrize("recipe", ["int8-static-mse-pc-learned@torch-inductor", "int4-g32-learned@torch-cuda"])
