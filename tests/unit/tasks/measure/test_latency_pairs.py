@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tasks.measure.latency import patience as module
 from tasks.measure.latency.disturbance import BlockConditions
 from tasks.measure.latency.pairs import Launch, Pair, WarmUp, measure_launch, odd_pairs, relative_spread, warm_up
 from tasks.measure.latency.patience import RunPatience
@@ -99,23 +97,24 @@ def test_patience_of_a_run_is_spent_once() -> None:
     assert measure_launch(second, FOUR, patience=patience).disturbance.endswith("in 3 tries")
 
 
-def test_a_wait_is_told_with_who_computes() -> None:
-    """Once when it begins and then every 15 s, with the time that is left; the burner is named as /proc names it."""
+def test_a_wait_is_told_with_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once when it begins and then every 15 s, with the time that is left. A browser uses 0.8 cores in each pause."""
     told: list[str] = []
+    used = 7.0
+
+    def pause(seconds: float) -> None:
+        nonlocal used
+        used += 0.8 * seconds
+
+    monkeypatch.setattr(module, "processor_use", lambda: {"7 of 1": ("browser", used)})
     bad = pair(2.4, conditions=SLOWER)
-    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        patience = RunPatience(300.0, told.append, lambda seconds: time.sleep(min(seconds, 0.5)))
-        measure_launch(Machine([*[bad] * 12, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
-        spent = RunPatience(0.1, told.append, lambda seconds: time.sleep(0.5))
-        ended = measure_launch(Machine([bad]), FOUR, patience=spent)
-    finally:
-        burner.kill()
-        burner.wait()
-    first, second, _ = told
-    assert re.search(r"as beside the other \(.*python\S* [0-9.]+ cores.*\), in 3 tries$", ended.disturbance)
-    assert re.fullmatch(r"machine busy: .*python\S* [0-9.]+ cores.*; waiting, 5:00 left", first)
-    assert re.fullmatch(r"machine busy: .*; waiting, 4:4[0-9] left", second)
+    patience = RunPatience(300.0, told.append, pause)
+    measure_launch(Machine([*[bad] * 12, pair()], QUIET, QUIET, QUIET), FOUR, patience=patience)
+    ended = measure_launch(Machine([bad]), FOUR, patience=RunPatience(0.1, told.append, pause))
+    assert ended.disturbance.endswith("as beside the other (browser 0.8 cores), in 3 tries")
+    assert told[0] == "machine busy: browser 0.8 cores; waiting, 5:00 left"
+    assert re.fullmatch(r"machine busy: browser 0.8 cores; waiting, 4:4[0-9] left", told[1])
+    assert told[2:] == ["machine busy: browser 0.8 cores; waiting, 0:00 left"]
 
 
 def test_a_job_may_measure_whatever_else_runs() -> None:
