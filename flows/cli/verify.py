@@ -61,15 +61,14 @@ def _downloaded(uri: str, folder: Path) -> tuple[Path, dict[str, str] | None]:
         JobError: the registry has no such version.
     """
     prepared()
-    from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     from tasks.champion.signed_evidence.check import registered_as
-    from tasks.registry.mlflow_registry import connect, registry_call
+    from tasks.registry.mlflow_registry import connect, download, registry_call
 
     try:
         with connect(tracking_uri(state_folder())) as client:
-            found = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+            found = download(uri, folder)
             name, version = registered_as(found)
             return found, registry_call(client.get_model_version, name, version).tags if name else None
     except MlflowException as error:

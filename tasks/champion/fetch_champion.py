@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tasks.champion.readback import check_folder
-from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.registry.mlflow_registry import connect, download, registry_call
 from tasks.run.context import Run
 from tasks.run.settings import registry_uri
 from tasks.storage.product import Product
@@ -44,10 +44,8 @@ def fetch_champion(run: Run, champion: Champion) -> FetchedChampion:
 
 
 def _download(tracking_uri: str, uri: str, tags: Mapping[str, str], folder: Path) -> FetchedChampion:
-    from mlflow.artifacts import download_artifacts
-
     with connect(tracking_uri):
-        model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        model = download(uri, folder)
     # Nothing of a version is opened before it is known to be quantgate's own.
     check_folder(uri, model / "artifacts", tags)
     variant = model / "artifacts" / "variant"

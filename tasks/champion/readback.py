@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasks.engines.tensorrt.shipped.files import check_files
 from tasks.registry.champion_slot import MANIFEST_DIGEST, ChampionSlot
-from tasks.registry.mlflow_registry import registry_call
+from tasks.registry.mlflow_registry import download
 from validators.digests import digest_file
 from validators.errors import InfrastructureError, VersionUnsound
 from validators.gates.read_back import find_difference, tolerance_of
@@ -63,11 +63,10 @@ def download_version(uri: str, folder: Path) -> Path:
         VersionUnsound: the registry has no such artifacts.
         InfrastructureError: the registry does not answer.
     """
-    from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     try:
-        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder))) / "artifacts"
+        return download(uri, folder) / "artifacts"
     except (MlflowException, FileNotFoundError) as error:  # the registry answers that they are missing
         raise _unsound(uri, f"cannot be downloaded: {error}", "its registered files") from error
 

@@ -18,7 +18,7 @@ from tasks.evidence.converted_flavors import original_of
 from tasks.evidence.flavors import flavor_of, flavors_of
 from tasks.evidence.hugging_face import decoder_folder, no_decoder, read_config
 from tasks.evidence.torch_export import convert
-from tasks.registry.mlflow_registry import MODEL_URI, named_version, registry_call
+from tasks.registry.mlflow_registry import MODEL_URI, download, named_version
 from tasks.runtimes.decoder_session import decoder_specs
 from validators.errors import SourceError
 from validators.graph.interfaces import dtype_name, spec_of
@@ -152,11 +152,10 @@ def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
 
 
 def _fetch(uri: str, folder: Path) -> Path:
-    from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     try:
-        return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        return download(uri, folder)
     except (MlflowException, OSError) as error:
         raise SourceError(
             found=f"{uri} cannot be downloaded: {str(error).splitlines()[0][:300]}",

@@ -20,7 +20,7 @@ from tasks.evidence.torch_export import PARITY_SAMPLES, PROGRAM, Original, conve
 from tasks.ptq.graph.declare import declare_outputs
 from tasks.ptq.graph.edits import gather_weights, notes_of, scratch
 from tasks.ptq.graph.upgrade import upgrade_opset
-from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
+from tasks.registry.mlflow_registry import MODEL_URI, connect, download, named_version
 from tasks.run.context import Run, log
 from tasks.run.settings import registry_uri
 from tasks.run.step import step
@@ -91,10 +91,8 @@ def _from_registry(run: Run) -> Source:
     inputs = (registry_uri(run.tracking_uri), uri, version.creation_timestamp, *([DECODER] if _generates(run) else []))
 
     def fetch(folder: Path) -> Source:
-        from mlflow.artifacts import download_artifacts
-
         with connect(run.tracking_uri):
-            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+            model = download(uri, folder)
         return _read_model(model, folder, uri, version, run)
 
     source, _ = run.store.make(Product("source", inputs, Source, fetch))

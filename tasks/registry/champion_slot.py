@@ -6,10 +6,9 @@ import json
 import re
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry.mlflow_registry import pages, registry_call
+from tasks.registry.mlflow_registry import download, pages, registry_call
 from tasks.serving.promoted import FormerChampion
 from validators.errors import JobError
 from validators.records.journal import RolledBack, read_journal, read_rolled_back, was_champion
@@ -144,7 +143,6 @@ def identity_at(place: ChampionSlot, version: Any) -> str:
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
     digest = str(version.tags.get(VARIANT_DIGEST, ""))
@@ -153,7 +151,7 @@ def identity_at(place: ChampionSlot, version: Any) -> str:
     uri = f"{place.uri(str(version.version))}/artifacts/manifest.json"
     try:
         with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-            manifest = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=folder))
+            manifest = download(uri, folder)
             session = json.loads(manifest.read_text(encoding="utf-8"))["session"]
         return identity_of(digest, SessionSettings(**session))
     except (MlflowException, OSError, ValueError, LookupError, TypeError):

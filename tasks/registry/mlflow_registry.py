@@ -111,6 +111,13 @@ def registry_call(call: Callable[Arguments, Answer], *args: Arguments.args, **kw
         raise _failure(error) from error
 
 
+def download(uri: str, folder: Path | str) -> Path:
+    """Download the artifacts at a URI below `folder` within a `connect` and return their path; raise as `registry_call`."""
+    from mlflow.artifacts import download_artifacts
+
+    return Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+
+
 @contextmanager
 def sent_once() -> Iterator[None]:
     """Turn off MLflow's retries within the block.

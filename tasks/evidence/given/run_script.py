@@ -31,7 +31,7 @@ from tasks.evidence.given import script_process
 from tasks.evidence.hugging_face import decoder_folder
 from tasks.measure.metrics.user_code import check_allowed
 from tasks.ptq.graph.edits import model_bytes
-from tasks.registry.mlflow_registry import connect, registry_call
+from tasks.registry.mlflow_registry import connect, download
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
 from tasks.storage.product import Product
@@ -183,11 +183,9 @@ def fetch_decoder(run: LoadedRun, folder: Path) -> Path:
     Raises:
         InfrastructureError: the registry does not answer.
     """
-    from mlflow.artifacts import download_artifacts
-
     uri = f"models:/{run.source.name}/{run.source.version}"
     with connect(run.tracking_uri):
-        model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+        model = download(uri, folder)
     return decoder_folder(model, flavors_of(model, uri)["transformers"], uri)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.engines.given import only_file
 from tasks.evidence.given.run_script import file_of_script
-from tasks.registry.mlflow_registry import MODEL_URI, connect, named_version, registry_call
+from tasks.registry.mlflow_registry import MODEL_URI, connect, download, named_version, registry_call
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
 from tasks.run.settings import registry_uri
@@ -41,10 +41,8 @@ def _fetched(run: Run, uri: str, endings: Collection[str]) -> Path:
     from mlflow.exceptions import MlflowException
 
     def fetch(folder: Path) -> Path:
-        from mlflow.artifacts import download_artifacts
-
         with connect(run.tracking_uri):
-            model = Path(registry_call(download_artifacts, artifact_uri=uri, dst_path=str(folder)))
+            model = download(uri, folder)
         return only_file(model, endings, uri)
 
     try:
