@@ -10,9 +10,12 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from validators.child_environment import child_environment
 
@@ -36,9 +39,23 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 def confined_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a process whose home is a temporary folder."""
-    kept = child_environment()
-    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    return kept | OFFLINE | {"PYTHONPATH": path, "HOME": str(folder), "TMPDIR": str(folder)}
+    return module_environment() | OFFLINE | {"HOME": str(folder), "TMPDIR": str(folder)}
+
+
+def module_environment(*more: str) -> dict[str, str]:
+    """Return the variables that `child_environment` keeps, with this program on the path of modules."""
+    kept = child_environment(*more)
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))}
+
+
+def run_module(module: str, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a module in a process of its own to its end; `settings` are those of `subprocess.run`, such as `env`.
+
+    Raises:
+        TimeoutExpired: the process was killed after `timeout` seconds.
+    """
+    command = [sys.executable, "-P", "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, **settings)
 
 
 def confine(written_bytes: int) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from tasks.engines.inductor.compile_process import ANSWER
-from tasks.runtimes.confined import PATIENCE_SECONDS, confined_environment
+from tasks.runtimes.confined import PATIENCE_SECONDS, confined_environment, run_module
 from validators.errors import CandidateRefused
 
 
@@ -30,19 +29,10 @@ def run_compiler(
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", module],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            cwd=folder,
-            env=confined_environment(folder) | own,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        env = confined_environment(folder) | own
+        done = run_module(module, env=env, timeout=PATIENCE_SECONDS, input=json.dumps(order), cwd=folder)
         ended = f"ended with exit status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         ended = f"was not finished after {PATIENCE_SECONDS:.0f} s"
     if not (folder / ANSWER).exists():
         raise CandidateRefused(

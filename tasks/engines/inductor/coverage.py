@@ -7,9 +7,6 @@ nothing accounts for ran in other kernels of torch, or in code that Inductor gen
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,9 +21,8 @@ import sympy  # type: ignore[import-untyped,unused-ignore]  # no stubs
 from tasks.engines.inductor.onednn import Primitive, products_in
 from tasks.engines.inductor.profile_process import ABOUT, DONE, REQUEST
 from tasks.engines.inductor.recorded import Call, ProgramProduct, matched, named
-from tasks.runtimes.confined import ROOT
+from tasks.runtimes.confined import module_environment, run_module
 from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
-from validators.child_environment import child_environment
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
@@ -154,7 +150,6 @@ def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitiv
 
 def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[dict[str, Any], list[list[str]], float]:
     """Return the metadata of a package, the profile's lines of each request, and the microseconds of one outside it."""
-    modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         path = Path(folder, "batch.npz")
         np.savez(path, **batch)  # type: ignore[arg-type]  # numpy's stub takes any keyword for allow_pickle
@@ -165,15 +160,8 @@ def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[d
             "warm_up": WARM_UP,
             "requests": PROFILED - WARM_UP,
         }
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "tasks.engines.inductor.profile_process", json.dumps(config)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=child_environment() | {"PYTHONPATH": modules},
-            timeout=_PATIENCE_SECONDS,
-            check=False,
-        )
+        module = "tasks.engines.inductor.profile_process"
+        done = run_module(module, json.dumps(config), env=module_environment(), timeout=_PATIENCE_SECONDS)
     lines = done.stdout.splitlines()
     ended = next((line for line in lines if line.startswith(DONE)), None)
     if done.returncode or ended is None:

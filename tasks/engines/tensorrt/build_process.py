@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from tasks.engines.tensorrt.build_process_child import LOG
-from validators.child_environment import HOOKS, child_environment
+from tasks.runtimes.confined import module_environment, run_module
+from validators.child_environment import HOOKS
 from validators.errors import CandidateRefused
 from validators.records.run import Gpu
 
-ROOT = Path(__file__).parents[3]
 # Timeout: timing kernels for a large model takes minutes, but a hanging builder must not hold a GPU for ever.
 PATIENCE_SECONDS = 7200.0
 _MESSAGE = re.compile(r"^\[(VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR)\] ", re.MULTILINE)
@@ -31,20 +29,10 @@ def run_builder(orders: dict[str, Any], gpu: Gpu | None) -> None:
     """
     # The inventory's GPU by UUID, independent of CUDA's device order.
     visible = {"CUDA_VISIBLE_DEVICES": gpu.uuid} if gpu else {}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = child_environment(*HOOKS) | visible | {"PYTHONPATH": path}
+    module, env = "tasks.engines.tensorrt.build_process_child", module_environment(*HOOKS) | visible
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "tasks.engines.tensorrt.build_process_child"],
-            input=json.dumps(orders),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        done = run_module(module, env=env, timeout=PATIENCE_SECONDS, input=json.dumps(orders))
+    except TimeoutExpired as error:
         raise _ended(f"no engine after {PATIENCE_SECONDS:.0f} s", Path(orders["folder"])) from error
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
