@@ -214,7 +214,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Make every cell, print what is wrong, and write `opset_matrix.json`."""
-    can_build = "tensorrt_rtx" in available().runtimes
+    can_build = "tensorrt_rtx" in available()
     rows: list[dict[str, Any]] = []
     for model in models or MODELS:
         for opset in opsets or OPSETS:

@@ -107,7 +107,7 @@ class Workshop:
         if provider == TENSORRT:
             from tasks.engines.tensorrt.build import available
 
-            here = self.gpu is not None and bool(available().runtimes)
+            here = self.gpu is not None and bool(available())
         else:
             here = facts_of_provider(provider).on_gpu and provider in onnxruntime.get_available_providers()
         if not here:

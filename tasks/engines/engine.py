@@ -43,7 +43,7 @@ class Builder:
     """A maker of engines, each built from a file before it runs; for facts with `builds_engines`.
 
     `as_written` are session entries with which ONNX Runtime computes the pairs that the builder reads, to simulate an engine's
-    answers. `available` returns a dataclass of this machine's means to build, on which an engine depends. `settings` returns
+    answers. `available` returns the versions of this machine's means to build, on which an engine depends. `settings` returns
     those of a job's engine, for the GPU of this machine or ahead of time for compute capabilities. `make_engine` builds one
     into the folder of an entry; `copy_log` copies its log there. `warnings` are those of a build that are worth showing.
     `least_covered` returns the engine of a file, given the batch of a request, with the smallest share of low-precision

@@ -63,7 +63,7 @@ def _engine(builder: Builder, run: LoadedRun, variant: Variant, compute_capabili
         variant.digest,
         asdict(build),
         asdict(run.inventory.gpu) if run.inventory.gpu else None,
-        asdict(builder.available()),
+        builder.available(),
     )
     make = partial(
         builder.make_engine,

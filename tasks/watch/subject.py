@@ -47,7 +47,6 @@ class WatchedChampion:
     `variant` is None if it cannot be loaded here, `calibration` if its calibration data is missing or changed; `notes` say why.
     """
 
-    lineage: Lineage
     source: Source
     feeds: Feeds
     output: TensorSpec
@@ -119,7 +118,7 @@ def load_watched(run: Run, lineage: Lineage) -> WatchedChampion:
     ranges = {tensor: FixedRange(**ends) for tensor, ends in manifest["ranges"].items()}
     if not ranges:
         notes.append("saturation is not measured: the champion fixes no range")
-    return WatchedChampion(lineage, source, feeds, output, batch_axis, variant, ranges, calibration, tuple(notes))
+    return WatchedChampion(source, feeds, output, batch_axis, variant, ranges, calibration, tuple(notes))
 
 
 def load_calibration(run: Run, lineage: Lineage, feeds: Feeds, source: Source) -> Samples:

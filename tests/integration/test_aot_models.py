@@ -39,7 +39,7 @@ from validators.targets import facts_of
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif("tensorrt_rtx" not in available().runtimes, reason="the extra tensorrt-aot is not installed"),
+    pytest.mark.skipif("tensorrt_rtx" not in available(), reason="the extra tensorrt-aot is not installed"),
 ]
 BASIC = SessionSettings("CPUExecutionProvider", 2, "basic")
 # ONNX Runtime 1.31.1 would store the float16 biases of convolutions as INT32 with scales that float16 rounds to zero.

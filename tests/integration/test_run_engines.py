@@ -9,11 +9,10 @@ import mlflow
 import numpy as np
 import onnx
 import pytest
-from conftest import Tiny
+from conftest import Tiny, has_gpu
 from driving import Answer, run_jobs, write_job
 from onnx import TensorProto, helper, numpy_helper
 
-from tasks.engines.tensorrt.build import available
 from validators.targets import facts_of
 
 # Blocks of 128 do not divide the 64 features of the tiny model.
@@ -40,9 +39,7 @@ def with_det(folder: Path, tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def answers(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Answer]]:
     """The default candidates of `tensorrt`, then the same job again, and a model that TensorRT does not build."""
-    assert not available().has_gpu, (
-        "written for machines without a GPU; tests/unit/benchmarks/test_gpu_device.py is for others"
-    )
+    assert not has_gpu(), "written for machines without a GPU; tests/unit/benchmarks/test_gpu_device.py is for others"
     folder = tmp_path_factory.mktemp("engines")
     job = tiny.job(target="tensorrt", candidates=NAMES)
     odd = tiny.job(target="tensorrt", candidates=["fp16@tensorrt"]) | {"source": str(with_det(folder, tiny))}

@@ -5,11 +5,9 @@ The builder runs in a child process: it may crash or be killed for its memory, a
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -37,21 +35,12 @@ from validators.samples.evidence import Evidence
 BATCH = "batch"
 
 
-@dataclass(frozen=True)
-class Available:
-    """Means of this machine to build engines: the versions of installed runtimes, and whether it has a GPU."""
-
-    runtimes: dict[Runtime, str]
-    has_gpu: bool
-
-
-def available() -> Available:
-    """Return this machine's means to build engines. TensorRT is not imported: without a GPU it may crash."""
+def available() -> dict[Runtime, str]:
+    """Return the versions of the runtimes that can build here. TensorRT is not imported: without a GPU it may crash."""
     versions = {name: _installed_version(name) for name in RUNTIMES}
-    found = {
+    return {
         name: version for name, version in versions.items() if version and int(version.split(".")[0]) >= OLDEST[name]
     }
-    return Available(found, _has_gpu())
 
 
 def build_engine(
@@ -66,12 +55,12 @@ def build_engine(
         CandidateRefused: `unsupported`: no installed TensorRT can build it, or has kernels for it; `invalid`: the file or its
             profile is wrong; `infrastructure`: too little memory, or the builder crashed.
     """
-    here = available()
-    runtime = _choose(here, build, gpu)
+    runtimes = available()
+    runtime = _choose(runtimes, build, gpu)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (ENGINE, LOG, TIMING_CACHE, LAYERS, ANSWER):
         (folder / name).unlink(missing_ok=True)
-    shared = _shared_cache(timing_caches, runtime, here.runtimes[runtime], gpu)
+    shared = _shared_cache(timing_caches, runtime, runtimes[runtime], gpu)
     run_builder(_orders(onnx, build, folder, shared), gpu)
     answer = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
     messages = read_log(folder / LOG)
@@ -121,21 +110,21 @@ def _layers(folder: Path, messages: Iterable[tuple[str, str]]) -> tuple[EngineLa
     return parse_layers_json(inspected.read_text(encoding="utf-8"))
 
 
-def _choose(here: Available, build: BuildSettings, gpu: Gpu | None) -> Runtime:
+def _choose(runtimes: Collection[Runtime], build: BuildSettings, gpu: Gpu | None) -> Runtime:
     """Return the runtime to build with.
 
     Raises:
         CandidateRefused: `unsupported`: no runtime can build; the error names the extra to install.
     """
     if build.compute_capabilities:
-        if "tensorrt_rtx" in here.runtimes:
+        if "tensorrt_rtx" in runtimes:
             return "tensorrt_rtx"
         missing, extra = "tensorrt_rtx, which builds engines ahead of time, is not installed", "tensorrt-aot"
     elif gpu is None:
         missing = "this machine has no NVIDIA GPU to build an engine for"
         extra = "tensorrt` on a machine with one, or build ahead of time with the extra `tensorrt-aot"
     else:
-        runtime = next((name for name in RUNTIMES if name in here.runtimes), None)
+        runtime = next((name for name in RUNTIMES if name in runtimes), None)
         if runtime:
             return runtime
         missing, extra = f"TensorRT for {gpu.name} is not installed", "tensorrt"
@@ -182,20 +171,6 @@ def _installed_version(runtime: Runtime) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _has_gpu() -> bool:
-    """Return whether NVIDIA's management library finds a GPU. Unlike CUDA it creates no context and works after a fork."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_uint()
-    if library.nvmlInit_v2() != 0:
-        return False
-    found = library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
-    library.nvmlShutdown()
-    return found and count.value > 0
 
 
 def settings_of(

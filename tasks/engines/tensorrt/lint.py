@@ -24,7 +24,7 @@ FIX = "replace the operator, its setting or its type by one of TensorRT's suppor
 
 def observe_parser(model: Path) -> RuntimeFacts:
     """Parse a file by TensorRT-RTX in a process of its own; each error is a fact. Builder and kernels are left to the rules."""
-    version = available().runtimes.get("tensorrt_rtx")
+    version = available().get("tensorrt_rtx")
     if version is None:
         return RuntimeFacts("rules alone: tensorrt_rtx is not installed (extra `tensorrt-aot`)")
     proto = onnx.load(model, load_external_data=False)

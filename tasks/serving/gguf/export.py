@@ -31,7 +31,6 @@ class GgufFile:
     """A written file, with the proof of its weights, and whether the variant keeps its attention cache in few bits."""
 
     path: Path
-    architecture: str
     proof: Proof
     has_small_cache: bool
 
@@ -65,7 +64,7 @@ def make_gguf(variant: Path, path: Path, name: str, about: Mapping[str, str]) ->
     }
     write_gguf(path, architecture, metadata, tensors)
     proof = prove(path, tensors)
-    return GgufFile(path, architecture, proof, decoder.layers[0].attention.cache_type != "NONE")
+    return GgufFile(path, proof, decoder.layers[0].attention.cache_type != "NONE")
 
 
 def write_gguf(

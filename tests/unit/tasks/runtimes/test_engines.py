@@ -16,7 +16,7 @@ from tensorrt_rules import op
 
 from tasks.engines.tensorrt import build as engines
 from tasks.engines.tensorrt import build_process as engine_process
-from tasks.engines.tensorrt.build import Available, available, build_engine, profile_of
+from tasks.engines.tensorrt.build import available, build_engine, profile_of
 from tasks.engines.tensorrt.build_process_child import _share
 from tasks.engines.tensorrt.shipped.api import load_api
 from validators.digests import digest_file, digest_model
@@ -31,7 +31,7 @@ HERE = Path(__file__).parents[3] / "support"
 GPU = Gpu("NVIDIA H200", "GPU-1", "9.0", "580.1", 10**11)
 RANGES = {name: ShapeRange(*shapes) for name, shapes in PROFILE.items()}
 AHEAD = BuildSettings(RANGES, compute_capabilities=("8.9", "12.0"))
-aot = pytest.mark.skipif("tensorrt_rtx" not in available().runtimes, reason="the extra tensorrt-aot is not installed")
+aot = pytest.mark.skipif("tensorrt_rtx" not in available(), reason="the extra tensorrt-aot is not installed")
 
 
 @pytest.fixture
@@ -43,8 +43,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
 
     def write(name: str, text: str) -> None:
         (folder / f"{name}.py").write_text(text)
-        here = Available({name: "11.4"}, has_gpu=False)  # type: ignore[dict-item]  # names of runtimes
-        monkeypatch.setattr(engines, "available", lambda: here)
+        monkeypatch.setattr(engines, "available", lambda: {name: "11.4"})
 
     return write
 
@@ -64,7 +63,7 @@ def test_an_engine_is_built_ahead_of_time(tmp_path: Path) -> None:
     engine = build_engine(model, AHEAD, tmp_path / "engine", gpu=None, timing_caches=tmp_path / "caches")
     manifest = engine.manifest
     assert engine.path == tmp_path / "engine" / "engine.plan" and engine.path.stat().st_size > 1000
-    assert (manifest.runtime, manifest.runtime_version) == ("tensorrt_rtx", available().runtimes["tensorrt_rtx"])
+    assert (manifest.runtime, manifest.runtime_version) == ("tensorrt_rtx", available()["tensorrt_rtx"])
     assert (manifest.gpu, manifest.driver, manifest.compute_capability) == (None, None, "8.9,12.0")
     assert manifest.build == AHEAD and manifest.onnx_digest == digest_model(model)
     assert manifest.engine_digest == digest_file(engine.path)
@@ -117,7 +116,7 @@ def test_what_is_not_installed_is_named(
     build: BuildSettings,
     extra: str,
 ) -> None:
-    monkeypatch.setattr(engines, "available", lambda: Available(runtimes, has_gpu=gpu is not None))  # type: ignore[arg-type]  # names of runtimes
+    monkeypatch.setattr(engines, "available", lambda: runtimes)
     with pytest.raises(CandidateRefused) as caught:
         build_engine(tmp_path / "model.onnx", build, tmp_path, gpu=gpu, timing_caches=None)
     assert caught.value.kind == "unsupported" and f"install the extra `{extra}`" in caught.value.fix
@@ -125,17 +124,9 @@ def test_what_is_not_installed_is_named(
 
 def test_versions_that_are_too_old_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_installed_version", {"tensorrt": "10.16.1.11", "tensorrt_rtx": None}.get)
-    assert available().runtimes == {}
+    assert available() == {}
     monkeypatch.setattr(engines, "_installed_version", {"tensorrt": "11.4.0.106", "tensorrt_rtx": "1.7.1"}.get)
-    assert available().runtimes == {"tensorrt": "11.4.0.106", "tensorrt_rtx": "1.7.1"}
-
-
-def test_a_machine_without_nvml_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> object:
-        raise OSError(name)
-
-    monkeypatch.setattr(engines.ctypes, "CDLL", missing)
-    assert not available().has_gpu
+    assert available() == {"tensorrt": "11.4.0.106", "tensorrt_rtx": "1.7.1"}
 
 
 def test_what_imports_without_its_libraries_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from qdq_models import E4M3, HALF, IMAGE, INT4, Part, attention, const, drawn, m
 from real_builds import Built, build
 
 from tasks.engines.catalog import lint, lint_here
-from tasks.engines.tensorrt.build import Available
 from tasks.engines.tensorrt.rules import TENSORRT_RULES
 from validators.graph.lint import Finding
 
@@ -224,7 +223,7 @@ def test_errors_of_the_parser_are_facts(tmp_path: Path) -> None:
 
 
 def test_without_the_parser_the_rules_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.engines.tensorrt.lint.available", lambda: Available({}, has_gpu=False))
+    monkeypatch.setattr("tasks.engines.tensorrt.lint.available", dict)
     onnx.save(LIMITS["LSTM with input_forget"].model, tmp_path / "lstm.onnx")
     (finding,), basis = lint_here(tmp_path / "lstm.onnx", "tensorrt")
     assert basis.startswith("rules alone: tensorrt_rtx is not installed")
