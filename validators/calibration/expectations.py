@@ -43,7 +43,23 @@ class ColumnCountsInBins(ColumnAggregateMetricProvider):
         return list(count_in_bins(np.asarray(column, dtype=np.float64), edges))
 
 
-class ExpectColumnToFollowReference(ColumnAggregateExpectation):
+class _Charted:
+    """Part of an expectation that shows a chart behind its observed value."""
+
+    @staticmethod
+    def _chart(asked: dict[str, Any], found: dict[str, Any]) -> Any:
+        """Return the chart, or None, for the arguments of the expectation and the details of its result."""
+
+    @classmethod
+    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
+    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
+        text = BatchExpectation._get_observed_value_from_evr(result=result)
+        details = result.result.get("details") if result else None
+        chart = cls._chart(result.expectation_config.kwargs, details) if details else None
+        return [text, graph_content(chart)] if chart else text
+
+
+class ExpectColumnToFollowReference(_Charted, ColumnAggregateExpectation):
     """Expectation of at most `max_signs` of two drift signs between a column and a reference, given by its binned counts.
 
     The caller computes `p_value`: its correction needs the p-values of all columns, and an expectation sees only one.
@@ -81,21 +97,15 @@ class ExpectColumnToFollowReference(ColumnAggregateExpectation):
             "counts": counts,
         }
         observed = f"PSI {psi:.3f} ({by_chance:.3f} by chance), corrected KS p-value {self.p_value:.3g}"
-        return {"success": len(signs) <= self.max_signs, "result": {"observed_value": observed, "details": details}}
+        return _judged(len(signs) <= self.max_signs, observed, details)
 
-    @classmethod
-    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
-    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
-        text = cls._get_observed_value_from_evr(result=result)
-        if not result or "counts" not in (result.result.get("details") or {}):
-            return text
-        kwargs, details = result.expectation_config.kwargs, result.result["details"]
+    @staticmethod
+    def _chart(asked: dict[str, Any], found: dict[str, Any]) -> Any:
         # A column has two rows, which allow one sign and none. The chart is drawn once: in the first row that failed, since the
         # page can hide successes, or else in the first row.
-        if kwargs["max_signs"] != (0 if len(details["signs"]) == 1 else 1):
-            return text
-        chart = draw_shares(kwargs["edges"], details["counts"], kwargs["reference_counts"])
-        return [text, graph_content(chart)]
+        if asked["max_signs"] != (0 if len(found["signs"]) == 1 else 1):
+            return None
+        return draw_shares(asked["edges"], found["counts"], asked["reference_counts"])
 
 
 class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
@@ -115,10 +125,7 @@ class ExpectColumnToCoverLabels(ColumnAggregateExpectation):
         short = find_short_labels(counts, reference, self.min_share)
         missing = "; ".join(f"{escape(str(s.label))}: {s.count}, needs {s.needed}" for s in short[:20])
         observed = f"{len(counts)} values; {missing or 'none too rare'}"
-        return {
-            "success": not short,
-            "result": {"observed_value": observed, "details": {"short": [asdict(label) for label in short]}},
-        }
+        return _judged(not short, observed, {"short": [asdict(label) for label in short]})
 
 
 class ColumnNumbers(ColumnAggregateMetricProvider):
@@ -131,7 +138,7 @@ class ColumnNumbers(ColumnAggregateMetricProvider):
         return [float(value) for value in column if np.isfinite(value)]
 
 
-class ExpectRepresentationToFollowReference(ColumnAggregateExpectation):
+class ExpectRepresentationToFollowReference(_Charted, ColumnAggregateExpectation):
     """Expectation that the p-value is at least its bound, or the squared maximum mean discrepancy at most its own.
 
     The column holds coordinates along the first component, used for the chart only (if `drawn`). The caller runs the test, over
@@ -157,23 +164,15 @@ class ExpectRepresentationToFollowReference(ColumnAggregateExpectation):
 
     def _validate(self, metrics: dict[str, Any], *_: Any, **__: Any) -> Any:
         observed = f"squared discrepancy {self.mmd:.4g}, p-value {self.p_value:.3g}"
-        return {
-            "success": self.p_value >= self.min_p_value or self.mmd <= self.max_mmd,
-            "result": {
-                "observed_value": observed,
-                "details": _compare(metrics["column.numbers"], self.reference_values),
-            },
-        }
+        details = _compare(metrics["column.numbers"], self.reference_values)
+        return _judged(self.p_value >= self.min_p_value or self.mmd <= self.max_mmd, observed, details)
 
-    @classmethod
-    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
-    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
-        text = cls._get_observed_value_from_evr(result=result)
-        drawn = result and result.expectation_config.kwargs["drawn"]
-        return _with_chart(text, result, "place along the first component") if drawn else text
+    @staticmethod
+    def _chart(asked: dict[str, Any], found: dict[str, Any]) -> Any:
+        return _draw(found, "place along the first component") if asked["drawn"] else None
 
 
-class ExpectColumnToCoverReference(ColumnAggregateExpectation):
+class ExpectColumnToCoverReference(_Charted, ColumnAggregateExpectation):
     """Expectation that at least `min_share` of the reference distances are within the radius of the column's distances."""
 
     reference_distances: list[float]
@@ -186,22 +185,15 @@ class ExpectColumnToCoverReference(ColumnAggregateExpectation):
         among = metrics["column.numbers"]
         share = covered_share(np.array(among), np.array(self.reference_distances))
         radius = float(np.quantile(among, RADIUS_QUANTILE))
-        return {
-            "success": share >= self.min_share,
-            "result": {
-                "observed_value": f"{share:.1%} of the reference within the radius {radius:.4g}",
-                "details": {"share": share, **_compare(among, self.reference_distances)},
-            },
-        }
+        observed = f"{share:.1%} of the reference within the radius {radius:.4g}"
+        return _judged(share >= self.min_share, observed, {"share": share, **_compare(among, self.reference_distances)})
 
-    @classmethod
-    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
-    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
-        text = cls._get_observed_value_from_evr(result=result)
-        return _with_chart(text, result, "distance to the nearest calibration sample")
+    @staticmethod
+    def _chart(_: dict[str, Any], found: dict[str, Any]) -> Any:
+        return _draw(found, "distance to the nearest calibration sample")
 
 
-class ExpectRangesToHold(BatchExpectation):
+class ExpectRangesToHold(_Charted, BatchExpectation):
     """Expectation that no tensor has a share above `max_share` outside its calibrated range."""
 
     tensors: list[str]
@@ -216,27 +208,21 @@ class ExpectRangesToHold(BatchExpectation):
         largest = max(self.shares, default=0.0)
         order = sorted(range(len(self.shares)), key=lambda place: -self.shares[place])[:SHOWN_TENSORS]
         where = f", in {self.tensors[order[0]]}" if largest > 0 else ""
-        return {
-            "success": largest <= self.max_share,
-            "result": {
-                "observed_value": f"at most {percent(largest)} of the {self.what}{where}",
-                "details": {
-                    "tensors": [self.tensors[place] for place in order],
-                    "shares": [self.shares[place] for place in order],
-                },
-            },
+        details = {
+            "tensors": [self.tensors[place] for place in order],
+            "shares": [self.shares[place] for place in order],
         }
+        return _judged(largest <= self.max_share, f"at most {percent(largest)} of the {self.what}{where}", details)
 
-    @classmethod
-    @renderer(renderer_type=LegacyDiagnosticRendererType.OBSERVED_VALUE)
-    def _diagnostic_observed_value_renderer(cls, *_: Any, result: Any = None, **__: Any) -> Any:
-        text = cls._get_observed_value_from_evr(result=result)
-        details = (result.result.get("details") or {}) if result else {}
-        if not details.get("tensors"):
-            return text
-        what = result.expectation_config.kwargs["what"]
-        chart = draw_bars(details["tensors"], details["shares"], f"% of {what} outside the range")
-        return [text, graph_content(chart)]
+    @staticmethod
+    def _chart(asked: dict[str, Any], found: dict[str, Any]) -> Any:
+        if not found["tensors"]:
+            return None
+        return draw_bars(found["tensors"], found["shares"], f"% of {asked['what']} outside the range")
+
+
+def _judged(success: bool, observed: str, details: dict[str, Any]) -> dict[str, Any]:
+    return {"success": success, "result": {"observed_value": observed, "details": details}}
 
 
 def _compare(values: list[float], reference: list[float]) -> dict[str, Any]:
@@ -248,9 +234,5 @@ def _compare(values: list[float], reference: list[float]) -> dict[str, Any]:
     }
 
 
-def _with_chart(text: str, result: Any, title: str) -> Any:
-    details = (result.result.get("details") or {}) if result else {}
-    if "counts" not in details:
-        return text
-    chart = draw_shares(details["edges"], details["counts"], details["reference_counts"], title)
-    return [text, graph_content(chart)]
+def _draw(found: dict[str, Any], title: str) -> Any:
+    return draw_shares(found["edges"], found["counts"], found["reference_counts"], title)
