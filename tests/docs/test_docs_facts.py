@@ -91,6 +91,7 @@ def gates_of_the_code() -> Iterator[str]:
         "bounded",
         "disturbed",
         "_verdict",
+        "judge_exact",
         "_judge_ratio",
         "_judge_launches",
         "_tail",

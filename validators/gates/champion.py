@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from validators.gates.resource import disturbed
-from validators.gates.verdict_rules import BLOCKS, bounded
+from validators.gates.resource import disturbed, unmeasured
+from validators.gates.verdict_rules import BLOCKS, bounded, judge_exact
 from validators.job.job_gates import Gates
 from validators.plain_text import signed_figure
 from validators.records.journal import RolledBack
@@ -43,16 +43,8 @@ def judge_against_champion(
     `disturbance` says why `speedup` is unreliable; empty if it is reliable.
     """
     if not same_source:
-        verdict = bounded(
-            BEATS_CHAMPION,
-            drop,
-            gates.drop_bound,
-            "at_most",
-            gates.confidence,
-            n,
-            "drop against the champion",
-            signed_figure,
-        )
+        method = "drop against the champion"
+        verdict = bounded(BEATS_CHAMPION, drop, gates.drop_bound, "at_most", gates.confidence, n, method, signed_figure)
         return verdict if verdict.outcome == "fail" else replace(verdict, outcome="pass", reason="")
     if objective == "size":
         smaller = size_ratio < 1
@@ -67,17 +59,8 @@ def judge_against_champion(
         )
     if disturbance:
         return replace(disturbed(BEATS_CHAMPION, disturbance, 1.0, "at_least", speedup.value), method=_IN_TURN)
-    return bounded(
-        BEATS_CHAMPION,
-        speedup,
-        1.0,
-        "at_least",
-        gates.confidence,
-        pairs,
-        _IN_TURN,
-        "{:.3f}x".format,
-        counted=BLOCKS,
-    )
+    show = "{:.3f}x".format
+    return bounded(BEATS_CHAMPION, speedup, 1.0, "at_least", gates.confidence, pairs, _IN_TURN, show, counted=BLOCKS)
 
 
 def judge_champion_device(champion: Champion, *, here: str, replaces: bool) -> Verdict:
@@ -114,15 +97,8 @@ def judge_unmeasured_champion(champion: Champion, why: str) -> Verdict:
     >>> judge_unmeasured_champion(hotfix, "remove its alias").reason
     'nobody knows which is faster: the champion is version 7, which quantgate did not promote; remove its alias'
     """
-    return Verdict(
-        BEATS_CHAMPION,
-        "inconclusive",
-        0.0,
-        1.0,
-        "at_least",
-        method=_IN_TURN,
-        reason=f"nobody knows which is faster: the champion is {champion}; {why}",
-    )
+    reason = f"nobody knows which is faster: the champion is {champion}; {why}"
+    return replace(unmeasured(BEATS_CHAMPION, reason, 1.0, "at_least", 0.0), method=_IN_TURN)
 
 
 def judge_broken_champion(version: str, fault: str) -> Verdict:
@@ -158,15 +134,6 @@ def judge_rolled_back(mark: RolledBack | None) -> Verdict:
     >>> judge_rolled_back(None).outcome, judge_rolled_back(RolledBack(2, "2026-11-22T03:00:00+00:00", "slow")).reason
     ('pass', 'rolled back on 2026-11-22: slow')
     """
-    reason = (
-        f"rolled back on {mark.at[:10] or 'an unknown day'}: {mark.reason or 'no reason was given'}" if mark else ""
-    )
-    return Verdict(
-        "not_rolled_back",
-        "fail" if mark else "pass",
-        float(mark is not None),
-        0.0,
-        "at_most",
-        method="versions of the same digest that were rolled back on the target",
-        reason=reason,
-    )
+    method = "versions of the same digest that were rolled back on the target"
+    fault = mark and f"rolled back on {mark.at[:10] or 'an unknown day'}: {mark.reason or 'no reason was given'}"
+    return judge_exact("not_rolled_back", float(mark is not None), 0.0, fault or "", method=method)

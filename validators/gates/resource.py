@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded
+from validators.gates.verdict_rules import BLOCKS, LAUNCHES, REQUESTS, bounded, judge_exact
 from validators.job.job_gates import Gates, LoggedGate
 from validators.plain_text import figure
 from validators.records.latencies import Latency, cost_of_million
@@ -128,15 +128,8 @@ def judge_compilation(variant: Variant, gates: Gates) -> Verdict | None:
     if variant.engine is not None:
         return unmeasured("compile_seconds", "the building of engines is not timed", bound, "at_most", None)
     seconds = variant.compile_seconds or 0.0
-    return Verdict(
-        gate="compile_seconds",
-        outcome="pass" if seconds <= bound else "fail",
-        value=seconds,
-        bound=bound,
-        direction="at_most",
-        method="one compilation with an empty cache",
-        reason="" if seconds <= bound else f"compiled in {seconds:.1f} s",
-    )
+    method = "one compilation with an empty cache"
+    return judge_exact("compile_seconds", seconds, bound, f"compiled in {seconds:.1f} s", method=method)
 
 
 def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict | None:
@@ -145,15 +138,7 @@ def judge_size(variant: Variant, baseline_bytes: int, gates: Gates) -> Verdict |
         return None
     # A thousandth counts as nothing: names of nodes alone make the same weights a few hundred bytes larger.
     ratio = round(variant.size_bytes / baseline_bytes, 3)
-    passed = ratio <= gates.max_size_ratio
-    return Verdict(
-        gate="size_ratio",
-        outcome="pass" if passed else "fail",
-        value=ratio,
-        bound=gates.max_size_ratio,
-        direction="at_most",
-        reason="" if passed else f"{ratio:.2f} of the baseline's bytes",
-    )
+    return judge_exact("size_ratio", ratio, gates.max_size_ratio, f"{ratio:.2f} of the baseline's bytes")
 
 
 def disturbed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from functools import partial
 
+from validators.gates.verdict_rules import judge_exact
 from validators.records.measurements import Answers, Sanity
 from validators.records.verdicts import Verdict
 from validators.samples.words import count, name_rows
@@ -39,28 +40,12 @@ def judge_sanity(sanity: Sanity, waver: float = 0.0, judged_boxes: Container[str
 
 def judge_finite(bad_samples: int, n: int) -> Verdict:
     """Fail if any of `n` samples has NaN or Inf in the judged output where the baseline's is finite."""
-    return Verdict(
-        gate="finite",
-        outcome="fail" if bad_samples else "pass",
-        value=float(bad_samples),
-        bound=0.0,
-        direction="at_most",
-        n=n,
-        reason=f"NaN or Inf on {bad_samples} samples where the baseline is finite" if bad_samples else "",
-    )
+    fault = f"NaN or Inf on {bad_samples} samples where the baseline is finite"
+    return judge_exact("finite", float(bad_samples), 0.0, fault, n=n)
 
 
 def _verdict(gate: str, faults: list[str], method: str, sanity: Sanity) -> Verdict:
-    return Verdict(
-        gate=gate,
-        outcome="fail" if faults else "pass",
-        value=float(len(faults)),
-        bound=0.0,
-        direction="at_most",
-        n=sanity.samples,
-        method=method,
-        reason="; ".join(faults),
-    )
+    return judge_exact(gate, float(len(faults)), 0.0, "; ".join(faults), method=method, n=sanity.samples)
 
 
 def _faults(both: Iterable[Pair], fault: Callable[[Answers, Answers], str]) -> list[str]:

@@ -38,6 +38,15 @@ _KEYS = {
 }
 
 
+def judge_exact(
+    gate: str, value: float, bound: float, fault: str, *, method: str = "exact", n: int | None = None
+) -> Verdict:
+    """Judge a figure without an interval, which must be at most `bound`; `fault` is the reason if it is more."""
+    passed = value <= bound
+    outcome: Outcome = "pass" if passed else "fail"
+    return Verdict(gate, outcome, value, bound, "at_most", n=n, method=method, reason="" if passed else fault)
+
+
 def bounded(
     gate: str,
     estimate: Estimate,
