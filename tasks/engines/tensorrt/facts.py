@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from validators.target_facts import TENSORRT, TargetFacts
 
+CANDIDATES = (
+    "fp16@tensorrt",
+    "int8-static-minmax-pc@tensorrt",
+    "int8-static-entropy-pc@tensorrt",
+    "fp8-amax-pc@tensorrt",
+    "int4-g128-rtn@tensorrt",
+    # Blocks of 128 divide few widths of small models.
+    "int4-g64-rtn@tensorrt",
+)
+
 TENSORRT_FACTS = TargetFacts(
     name="tensorrt",
     provider=TENSORRT,
     libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
     without=frozenset({"bc", "g32", "gptq", "awq", "learned", "asym"}),
-    default_candidates=(
-        "fp16@tensorrt",
-        "int8-static-minmax-pc@tensorrt",
-        "int8-static-entropy-pc@tensorrt",
-        "fp8-amax-pc@tensorrt",
-        "int4-g128-rtn@tensorrt",
-        # Blocks of 128 divide few widths of small models.
-        "int4-g64-rtn@tensorrt",
-    ),
+    default_candidates=CANDIDATES,
     on_gpu=True,
     builds_engines=True,
     session="tasks.engines.tensorrt.runner",
@@ -28,16 +30,7 @@ TENSORRT_FACTS = TargetFacts(
     hub_library="tensorrt",
     coverage_source="the engine's layers",
     shipped="tasks.engines.tensorrt.shipped",
-    classes={
-        "cuda": (
-            "fp16@tensorrt",
-            "int8-static-minmax-pc@tensorrt",
-            "int8-static-entropy-pc@tensorrt",
-            "fp8-amax-pc@tensorrt",
-            "int4-g128-rtn@tensorrt",
-            "int4-g64-rtn@tensorrt",
-        ),
-    },
+    classes={"cuda": CANDIDATES},
 )
 
 FACTS = (TENSORRT_FACTS,)
