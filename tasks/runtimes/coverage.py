@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from tasks.runtimes.kernel_times import kernel_events, profile, time_kernels
 from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of
 from tasks.runtimes.macs import BLOCKED_DOMAIN, count_macs
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
-from validators.records.measurements import Coverage, KernelProfile, KernelTime, MultipliedNode
+from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 from validators.targets import facts_of_provider
@@ -97,7 +97,7 @@ def coverage_of(
     without_form = facts_of_provider(provider).without_form
     kernels = {what for _, what in timed}
     return replace(
-        _sum_up(counted, events, requests),
+        sum_up(counted, sorted({args["provider"] for _, _, args in kernel_events(events)}), requests),
         low_precision=tuple(sorted(kernel.name for kernel in kernels if kernel.is_low_precision)),
         half_precision=tuple(sorted(kernel.name for kernel in kernels if kernel.is_half)),
         us_by_kernel=by_kernel,
@@ -176,8 +176,8 @@ def macs_as_written(model: Path, batch: Arrays) -> list[tuple[str, int]]:
     return [(name, macs) for name, _, macs in count_macs(graph, events)]
 
 
-def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]], requests: int) -> Coverage:
-    """Return the coverage of (node, MACs, kernel) over `requests` requests; the providers are read from `events`."""
+def sum_up(counted: Sequence[tuple[str, int, Kernel]], providers: Iterable[str], requests: int = 1) -> Coverage:
+    """Return the coverage of (node, MACs, kernel) over `requests` requests; a kernel `UNNAMED` has unknown precision."""
     by_kernel: Counter[str] = Counter()
     in_float: Counter[str] = Counter()
     in_half: Counter[str] = Counter()
@@ -185,13 +185,15 @@ def _sum_up(counted: list[tuple[str, int, Kernel]], events: list[dict[str, Any]]
     for name, macs, kernel in counted:
         by_kernel[kernel.name] += macs
         by_node[name, kernel.name] += macs
-        if not kernel.is_low_precision:
+        if not kernel.is_low_precision and kernel.name != UNNAMED:
             (in_half if kernel.is_half else in_float)[name] += macs
+    kernels = [kernel for _, macs, kernel in counted if macs]
     return Coverage(
         macs_by_kernel={name: macs // requests for name, macs in by_kernel.items()},
-        low_precision=tuple(sorted({kernel.name for _, _, kernel in counted if kernel.is_low_precision})),
+        low_precision=tuple(sorted({kernel.name for kernel in kernels if kernel.is_low_precision})),
+        half_precision=tuple(sorted({kernel.name for kernel in kernels if kernel.is_half})),
         float_nodes=tuple(name for name, macs in in_float.most_common() if macs),
         half_nodes=tuple(name for name, macs in in_half.most_common() if macs),
-        providers=tuple(sorted({args["provider"] for _, _, args in kernel_events(events)})),
+        providers=tuple(providers),
         products=tuple(MultipliedNode(*node, macs // requests) for node, macs in by_node.items() if macs),
     )

@@ -22,10 +22,10 @@ from tasks.engines.openvino.kernels import (
     products_behind,
 )
 from tasks.engines.openvino.session import open_model
-from tasks.runtimes.coverage import macs_as_written
+from tasks.runtimes.coverage import macs_as_written, sum_up
 from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
 from tasks.runtimes.runner import ModelRunner
-from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
+from validators.records.measurements import UNNAMED, Coverage
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
@@ -59,9 +59,7 @@ def measure(
     kernels = as_asked(graph, kernels_by_node(steps, products_behind(graph, counted)))
     unnamed = Kernel(UNNAMED, is_low_precision=False)
     found = {name: kernels.get(name, unnamed) for name, macs in counted.most_common() if macs}
-    by_kernel, times = Counter[str](), Counter[str]()
-    for name, kernel in found.items():
-        by_kernel[kernel.name] += counted[name]
+    times = Counter[str]()
     # The time of a kernel that computed some product in float unasked counts as float.
     unasked = {kernel.name.removesuffix(ALONE): kernel for kernel in found.values() if kernel.name.endswith(ALONE)}
     ran = [unasked.get(step.kernel.name, step.kernel) for step in steps] + list(found.values())
@@ -71,18 +69,10 @@ def measure(
     if folder is not None:
         path = folder / "kernels.json"
         path.write_text(json.dumps([asdict(kernel) for kernel in kernel_times(steps)], indent=1), encoding="utf-8")
-    return Coverage(
-        macs_by_kernel=dict(by_kernel),
+    return replace(
+        sum_up([(name, counted[name], kernel) for name, kernel in found.items()], (settings.provider,)),
         low_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_low_precision})),
         half_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_half})),
-        float_nodes=tuple(
-            name
-            for name, kernel in found.items()
-            if not (kernel.is_low_precision or kernel.is_half or kernel == unnamed)
-        ),
-        half_nodes=tuple(name for name, kernel in found.items() if kernel.is_half),
-        providers=(settings.provider,),
         us_by_kernel=dict(times),
         kernels_path=path,
-        products=tuple(MultipliedNode(name, kernel.name, counted[name]) for name, kernel in found.items()),
     )

@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import onnx
-
 from tasks.engines.tensorrt.layers import parse_layers_json, with_times
 from tasks.engines.tensorrt.runner import inspect_engine
-from tasks.runtimes.kernel_times import profile
+from tasks.runtimes.coverage import macs_as_written, sum_up
 from tasks.runtimes.kernels import Kernel
-from tasks.runtimes.macs import count_macs
 from validators.records.engines import EngineLayer
-from validators.records.measurements import UNNAMED, Coverage, MultipliedNode
-from validators.records.run import SessionSettings, Variant
+from validators.records.measurements import UNNAMED, Coverage
+from validators.records.run import Variant
 from validators.samples.datasets import Arrays
 from validators.target_facts import TENSORRT
 
@@ -76,29 +72,9 @@ def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Ar
     Raises:
         CandidateRefused: `invalid`: the CPU provider does not run the file.
     """
-    settings = SessionSettings.reference(1, "basic")
-    events = profile(onnx_path, settings, batch, as_written=True)
-    graph = onnx.load(onnx_path, load_external_data=False).graph
-    macs: Counter[str] = Counter()
-    for name, _, count in count_macs(graph, events):
-        macs[name] += count
     kernels = kernels_of_nodes(layers)
-    by_kernel: Counter[str] = Counter()
-    for name, count in macs.items():
-        by_kernel[kernels.get(name, _UNKNOWN).name] += count
-    found = {name: kernels.get(name, _UNKNOWN) for name, count in macs.most_common() if count}
-    return Coverage(
-        macs_by_kernel=dict(by_kernel),
-        low_precision=tuple(sorted({kernel.name for kernel in found.values() if kernel.is_low_precision})),
-        half_precision=tuple(sorted({kernel.name for kernel in found.values() if kernel.is_half})),
-        half_nodes=tuple(name for name, kernel in found.items() if kernel.is_half),
-        float_nodes=tuple(name for name, kernel in found.items() if _is_float(kernel)),
-        providers=(TENSORRT,),
-        us_by_kernel=_times(layers),
-        products=tuple(
-            MultipliedNode(name, kernels.get(name, _UNKNOWN).name, count) for name, count in macs.items() if count
-        ),
-    )
+    counted = [(name, macs, kernels.get(name, _UNKNOWN)) for name, macs in macs_as_written(onnx_path, batch)]
+    return replace(sum_up(counted, (TENSORRT,)), us_by_kernel=_times(layers))
 
 
 def kernels_of_nodes(layers: Iterable[EngineLayer]) -> dict[str, Kernel]:
@@ -148,10 +124,6 @@ def _kernel(kind: str, dtype: str, stored: str = "") -> Kernel:
     name = f"{kind} in {dtype}" + (f", weights in {stored}" if stored else "")
     low = dtype in LOW or bool(stored)
     return Kernel(name, is_low_precision=low, is_half=dtype in HALF and not low)
-
-
-def _is_float(kernel: Kernel) -> bool:
-    return not (kernel.is_low_precision or kernel.is_half or kernel == _UNKNOWN)
 
 
 def _widest(dtypes: Sequence[str]) -> str:
