@@ -16,7 +16,7 @@ import pytest
 from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from driving import environment
 from onnx import TensorProto, helper
-from processors import AMX, AVX2, HERE, source_alone
+from processors import AMX, AVX2, HERE, openvino_capabilities, source_alone
 from qdq_models import Part, const, drawn, model, op, pair, product, weight
 
 from flows.service.describe import candidate_rows, target_rows
@@ -53,7 +53,7 @@ CPU = SessionSettings("CPUExecutionProvider", 1)
 OPENVINO = session_settings(decode(CANDIDATE), 1)
 BF16 = session_settings(decode("bf16@openvino"), 1)
 has_vnni = pytest.mark.skipif(not HERE.has_any(VNNI), reason="this processor has no VNNI")
-has_bf16 = pytest.mark.skipif("BF16" not in openvino.capabilities(), reason="this processor has no bfloat16")
+has_bf16 = pytest.mark.skipif("BF16" not in openvino_capabilities(), reason="this processor has no bfloat16")
 
 
 @pytest.fixture

@@ -36,3 +36,10 @@ def source_alone(source: Path) -> Materials:
         raise AssertionError("a material was made")
 
     return Materials(refuse, refuse, refuse, refuse, refuse, refuse, refuse, HERE, source=source)
+
+
+def openvino_capabilities() -> tuple[str, ...]:
+    """What OpenVINO says that this processor computes in, such as `FP32`, `BF16` and `INT8`; needs the package."""
+    from tasks.engines.openvino.shipped.model import core
+
+    return tuple(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))

@@ -54,13 +54,6 @@ def why_missing() -> Missing | None:
     return None
 
 
-def capabilities() -> tuple[str, ...]:
-    """Return what OpenVINO says that this processor computes in, such as `FP32`, `BF16` and `INT8`; needs the package."""
-    from tasks.engines.openvino.shipped.model import core
-
-    return tuple(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-
-
 @contextmanager
 def open_model(model: Path, settings: SessionSettings) -> Iterator[ModelRunner]:
     """Compile an ONNX file, or OpenVINO's own `.xml`, with these settings, and release it at the end of the block.

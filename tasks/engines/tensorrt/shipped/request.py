@@ -111,11 +111,6 @@ class Request:
         if self._context is None:
             raise explain("TensorRT cannot create an execution context")
 
-    @property
-    def captured(self) -> bool:
-        """True if the kernels are launched as a CUDA graph."""
-        return self._graph is not None
-
     def __call__(self) -> None:
         """Run the engine and wait.
 

@@ -70,7 +70,7 @@ class EngineRunner:
     def bound(self, batch: Arrays) -> Request:
         """Return a request for `batch` with inputs and outputs on the GPU. Calling it runs it without copies and waits.
 
-        It is a CUDA graph if the engine can be captured; see `captured` and `why_not_captured`. Its memory is freed with it.
+        It is a CUDA graph if the engine can be captured; see `why_not_captured`. Its memory is freed with it.
 
         Raises:
             ValueError: the batch does not fit the engine.

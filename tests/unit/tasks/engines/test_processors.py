@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processors import HERE, KINDS
+from processors import HERE, KINDS, openvino_capabilities
 
-from tasks.engines.openvino.session import capabilities, why_missing
+from tasks.engines.openvino.session import why_missing
 from tasks.engines.variants import refuse_other_targets
 from tasks.ptq.build_variant import weight_bits
 from validators.errors import CandidateRefused, JobError
@@ -97,7 +97,7 @@ def test_a_default_list_has_candidates_for_every_kind(target: str, kind: str) ->
 
 @pytest.mark.skipif(why_missing() is not None, reason="OpenVINO is not installed")
 def test_instruction_sets_agree_with_openvino() -> None:
-    assert HERE.has_any(OPENVINO_BF16) == ("BF16" in capabilities())
+    assert HERE.has_any(OPENVINO_BF16) == ("BF16" in openvino_capabilities())
 
 
 def test_instruction_sets_agree_with_torch() -> None:

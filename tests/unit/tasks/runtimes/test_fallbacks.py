@@ -11,8 +11,8 @@ from fallback_openvino import BF16, OPENVINO_PLANTS, SETTINGS
 from fallback_plants import INT8, PLANTS, Plant
 from fallbacks import answers, count_operators, draw_batch, sqnr_db, table
 from fallbacks import row as row_of
+from processors import openvino_capabilities
 
-from tasks.engines.openvino.session import capabilities
 from tasks.runtimes.coverage import coverage_of, measure_coverage
 from tasks.runtimes.kernel_times import time_kernels
 from validators.gates.coverage import judge_coverage
@@ -38,7 +38,7 @@ def test_the_gate_sees_what_accuracy_and_operators_do_not(plant: Plant, tmp_path
 @pytest.mark.parametrize("plant", OPENVINO_PLANTS, ids=lambda plant: plant.name)
 def test_the_gate_sees_what_openvino_ran(plant: Plant, tmp_path: Path) -> None:
     """All answer like float; a fallback has its product named, and a clean file passes in full."""
-    if (plant.label == BF16 or plant.settings not in SETTINGS.values()) and "BF16" not in capabilities():
+    if (plant.label == BF16 or plant.settings not in SETTINGS.values()) and "BF16" not in openvino_capabilities():
         pytest.skip("this processor has no bfloat16")
     before, after = plant.save(tmp_path)
     batch = draw_batch(before)
