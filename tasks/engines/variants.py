@@ -191,6 +191,10 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
         refused = RefusedPrecision(
             "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
         )
+    if refused is None and candidate.sqnr_db and candidate.precision not in target.searches:
+        refused = RefusedPrecision(
+            "a search for the forms of {precision} parts for {target}", "a candidate without -<N>db"
+        )
     if refused is None and candidate.fast and candidate.precision == "fp8" and not target.facts.builds_engines:
         refused = RefusedPrecision("FP8 products left in float for {target}", "fp8 without -fast, or for tensorrt")
     if refused is None and candidate.in_bf16 and "bf16" not in target.passes:

@@ -1,17 +1,13 @@
-"""Coverage, kernels and kernel times of one request as entries of the store."""
+"""Coverage and kernels of one request as entries of the store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-import onnx
-
 from tasks.measure.request import request_batch
 from tasks.runtimes.coverage import measure_coverage, profile_kernels
-from tasks.runtimes.kernel_times import kernel_times, node_times
 from validators.job.candidate_name import decode
 from validators.job.job_measurement import OperatingPoint
 from validators.records.measurements import Coverage, KernelProfile
@@ -40,18 +36,3 @@ def make_coverage(
 def make_kernels(baseline: Variant, evidence: Evidence, point: OperatingPoint, _: Path) -> KernelProfile:
     """Profile the kernels of the baseline."""
     return profile_kernels(baseline.path, baseline.session, request_batch(evidence, point))
-
-
-@dataclass(frozen=True)
-class KernelCosts:
-    """Microseconds a request under the profiler: of the nodes of which a kernel is known, and of all kernels."""
-
-    by_node: dict[str, float]
-    total: float
-
-
-def make_kernel_costs(variant: Variant, evidence: Evidence, point: OperatingPoint, _: Path) -> KernelCosts:
-    """Profile one request shape under the settings that the variant is measured with."""
-    times = kernel_times(variant.path, variant.session, request_batch(evidence, point))
-    graph = onnx.load(variant.path, load_external_data=False).graph
-    return KernelCosts(node_times(graph, times), sum(times.values()))

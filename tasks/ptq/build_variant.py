@@ -26,9 +26,10 @@ from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import custom_operators, scratch
 from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
+from tasks.ptq.search import FLOAT, Form, Part, find_point
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.ptq.slow_parts import WORTH, SlowParts
-from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
@@ -77,6 +78,7 @@ class Materials:
     given: GivenFile | None = None
     source: Path = Path()
     rotated: Callable[[], Path] | None = None
+    parts: Callable[[Candidate], tuple[Part, ...]] = lambda _candidate: ()
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -104,9 +106,9 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
     Raises:
         CandidateRefused: the model does not allow it.
     """
-    kept = materials.ranking(ranked_form(candidate))[: candidate.kept_parts] if candidate.kept_parts else ()
+    kept = [part.nodes for part, form in searched_forms(candidate, materials) if form.name == FLOAT]
     slow = slow_parts_of(candidate, materials) if candidate.fast else SlowParts()
-    nodes = [*slow.nodes, *(node for sensitivity in kept for node in sensitivity.part.nodes)]
+    nodes = [*slow.nodes, *(node for part in kept for node in part.nodes)]
     float_model = float_graph(candidate, materials)
     report = quantize_int8(candidate, materials, float_model, path, keep_float=nodes)
     changes = {"nodes in INT8": len(report.quantized)}
@@ -121,13 +123,33 @@ def int8_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
         corrected = correct_bias(float_model, path, path, materials.batches(), materials.libraries)
         changes["biases corrected"] = len(corrected.largest)
     changes |= slow.changes
-    return changes | {f"kept in float: {sensitivity.part.name}": len(sensitivity.part.nodes) for sensitivity in kept}
+    return changes | {f"kept in float: {part.name}": len(part.nodes) for part in kept}
 
 
 def ranked_form(candidate: Candidate) -> Candidate:
-    """Return the candidate whose parts are ranked for an INT8 candidate: without steps that take far longer."""
+    """Return the candidate whose parts are ranked for another one: without a search, and steps that take far longer."""
     method = None if candidate.precision == "int8" else candidate.weight_method
-    return replace(candidate, kept_parts=0, bias_corrected=False, fast=False, weight_method=method)
+    return replace(candidate, sqnr_db=0, bias_corrected=False, fast=False, weight_method=method)
+
+
+def searched_forms(candidate: Candidate, materials: Materials) -> list[tuple[Part, Form]]:
+    """Return the parts whose forms a search changes, with these forms; none without a search.
+
+    Raises:
+        CandidateRefused: `unsupported`: no forms of the candidate's parts have so little noise.
+    """
+    if not candidate.sqnr_db:
+        return []
+    parts = materials.parts(ranked_form(candidate))
+    point = find_point(parts, candidate.sqnr_db)
+    if point is None:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"no forms of the {len(parts)} parts with noise {candidate.sqnr_db} dB below the output",
+            expected="a lower level, or more precise forms",
+            fix="lower the level in the candidate's name, or take a candidate with smaller blocks",
+        )
+    return [(part, part.forms[form]) for part, form in zip(parts, point.assignment, strict=True) if form]
 
 
 def slow_parts_of(candidate: Candidate, materials: Materials) -> SlowParts:
@@ -286,7 +308,10 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
     Raises:
         CandidateRefused: the model does not allow it.
     """
-    float_model, weights = float_graph(candidate, materials), block_weights(candidate)
+    float_model = float_graph(candidate, materials)
+    searched = searched_forms(candidate, materials)
+    forms = {node: BlockForm.read(form.name) for part, form in searched for node in part.nodes.nodes}
+    weights = replace(block_weights(candidate), forms=forms)
     grams = materials.grams(candidate, float_model) if weights.needs_grams else None
 
     def check(scaled: Path) -> None:

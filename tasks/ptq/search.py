@@ -1,8 +1,8 @@
 """Search for a form of each part of a model: the least cost under a bound on the noise in the judged output.
 
-Small noise adds up over the parts (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so the
-predicted noise of an assignment is the sum over its parts. To choose one form a part at the least cost under that bound is the
-multiple-choice knapsack problem, which dynamic programming solves (Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004,
+Small noise adds up over the parts (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so
+the predicted noise of an assignment is the sum over its parts. To choose one form a part at the least cost under that bound is
+the multiple-choice knapsack problem, which dynamic programming solves (Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004,
 chapter 11).
 
 A bound is a ratio of signal to noise in whole decibels. A candidate's name holds it, as in `int8-static-mse-pc-40db@ort-cpu`.
@@ -48,8 +48,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Point:
-    """The cheapest assignment whose predicted ratio of signal to noise is at least `level_db`."""
+class Assigned:
+    """A point of the frontier: the cheapest assignment whose predicted ratio of signal to noise is at least `level_db`."""
 
     level_db: int
     assignment: Assignment
@@ -60,8 +60,8 @@ class Point:
 def assign(parts: Sequence[Part], most_noise: float) -> Assignment | None:
     """Return the forms with the least total cost whose noises sum to `most_noise` or less; None if there are none.
 
-    Dynamic programming over the parts: `least[n]` is the least cost of those so far with a noise of at most `n` of `STEPS` equal
-    steps. Noises are rounded up, so that the bound holds; it costs at most one step a part.
+    Dynamic programming over the parts: `least[n]` is the least cost of those so far with a noise of at most `n` of `STEPS`
+    equal steps. Noises are rounded up, so that the bound holds; it costs at most one step a part.
     """
     # SciPy's `milp` prints lines of its solver to stdout (SciPy 1.17.1), where commands write their results.
     least = np.zeros(STEPS + 1)
@@ -103,32 +103,34 @@ def _undominated(forms: Sequence[Form]) -> list[int]:
     return kept
 
 
-def find_point(parts: Sequence[Part], level_db: int) -> Point | None:
+def find_point(parts: Sequence[Part], level_db: int) -> Assigned | None:
     """Return the point of a level; None if no assignment has so little noise."""
     assignment = assign(parts, 10 ** (-level_db / 10))
     return None if assignment is None else point_of(parts, assignment, level_db)
 
 
-def point_of(parts: Sequence[Part], assignment: Assignment, level_db: int) -> Point:
+def point_of(parts: Sequence[Part], assignment: Assignment, level_db: int) -> Assigned:
     """Return an assignment with its predicted noise and its cost."""
     forms = [part.forms[form] for part, form in zip(parts, assignment, strict=True)]
-    return Point(level_db, assignment, sum(form.noise for form in forms), sum(form.cost for form in forms))
+    return Assigned(level_db, assignment, sum(form.noise for form in forms), sum(form.cost for form in forms))
 
 
-def find_frontier(parts: Sequence[Part]) -> tuple[Point, ...]:
+def find_frontier(parts: Sequence[Part]) -> tuple[Assigned, ...]:
     """Return the points of all levels above the candidate's own, cheapest first, one for each assignment.
 
     The last point still has a part in another form than float.
     """
     own = sum(part.forms[0].noise for part in parts)
     lowest = max(LEVELS[0], math.floor(signal_to_noise(own)) + 1) if 0 < own < math.inf else LEVELS[0]
-    points: list[Point] = []
+    points: list[Assigned] = []
     for level in range(lowest, LEVELS[-1] + 1):
         point = find_point(parts, level)
         if point is None or all(parts[part].forms[form].name == FLOAT for part, form in enumerate(point.assignment)):
             break
         points.append(point)
-    distinct = [point for index, point in enumerate(points) if not index or points[index - 1].assignment != point.assignment]
+    distinct = [
+        point for index, point in enumerate(points) if not index or points[index - 1].assignment != point.assignment
+    ]
     return tuple(point for point in distinct if any(point.assignment))
 
 

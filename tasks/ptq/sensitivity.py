@@ -1,4 +1,4 @@
-"""Sensitivity of the parts of a model to quantization; recovery keeps the most sensitive parts in float.
+"""Sensitivity of the parts of a model to quantization, from which a search chooses their forms (`search.py`).
 
 Each part is quantized alone, with all others in float, and the outputs are compared with the float model's. Small noise adds
 up over the parts (Y. Zhou et al., "Adaptive Quantization for Deep Neural Network", AAAI 2018, section 3), so the parts with
@@ -12,7 +12,8 @@ the reverse experiment is the only one: their noise is what is gone when all par
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -112,16 +113,39 @@ def rank_parts(
         CandidateRefused: no part can be quantized alone, or a file cannot be made or run.
     """
     nodes = {node for part in parts for node in part.nodes}
-    batches = _first_batches(model, samples, output, settings, fixed_batch)
-    reference = _run(model, batches, output, settings)
-    # Values that are not finite in the float model, such as masked logits, have no noise.
-    finite = np.isfinite(reference)
-    power = (float(np.square(reference[finite]).mean()) if finite.any() else 0.0) or 1.0
     # One sample at a time, as all activations of the graph are held at once.
     size = fixed_batch or 1
     seen = islice(samples.batches(size), max(1, SAMPLES // size))
     outliers = find_outliers(model, nodes, seen, settings.libraries)
+    with noise_meter(model, nodes, quantize, samples, output, settings, fixed_batch=fixed_batch) as noise_of:
+        noises = _noises(parts, noise_of)
+    found = []
+    for part in parts:
+        ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
+        found.append(Sensitivity(part, noises[part], *ratios))
+    return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
 
+
+@contextmanager
+def noise_meter(
+    model: Path,
+    nodes: Collection[str],
+    quantize: Quantize,
+    samples: Samples,
+    output: str,
+    settings: SessionSettings,
+    *,
+    fixed_batch: int | None = None,
+) -> Iterator[Callable[[Collection[str]], float]]:
+    """Yield a function that returns the noise in the output with some of the `nodes` quantized, over the output's power.
+
+    Values that are not finite in the float model, such as masked logits, have no noise; NaN or Inf where the float output is
+    finite count as infinite noise. Both raise CandidateRefused if a file cannot be made or run.
+    """
+    batches = _first_batches(model, samples, output, settings, fixed_batch)
+    reference = _run(model, batches, output, settings)
+    finite = np.isfinite(reference)
+    power = (float(np.square(reference[finite]).mean()) if finite.any() else 0.0) or 1.0
     with scratch() as folder:
         # With the weights in a separate file, a variant beside it stores only those that change.
         float_model = folder / "float.onnx"
@@ -129,19 +153,14 @@ def rank_parts(
 
         def noise_of(quantized: Collection[str]) -> float:
             path = folder / "quantized.onnx"
-            quantize(float_model, nodes.difference(quantized), path)
+            quantize(float_model, set(nodes).difference(quantized), path)
             error = _run(path, batches, output, settings)[finite] - reference[finite]
             path.unlink()
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
             noise = (float(np.square(error).mean()) if error.size else 0.0) / power
             return noise if math.isfinite(noise) else math.inf
 
-        noises = _noises(parts, noise_of)
-    found = []
-    for part in parts:
-        ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])
-        found.append(Sensitivity(part, noises[part], *ratios))
-    return tuple(sorted(found, key=lambda sensitivity: -sensitivity.noise))
+        yield noise_of
 
 
 def _noises(parts: Sequence[SensitivePart], noise_of: Callable[[Collection[str]], float]) -> dict[SensitivePart, float]:

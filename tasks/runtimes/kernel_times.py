@@ -29,8 +29,6 @@ from validators.records.measurements import KernelTime
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-# Requests whose median counts, after a warm-up that allocates memory and fills caches.
-REQUESTS = 30
 _KERNEL = re.compile(r"^(?:fused )?(?P<node>.*?)(?:/(?:Gemm|Mat[Mm]ul)[A-Z][a-z]+Fusion/?)*(?:_token_\d+)?$")
 
 
@@ -66,18 +64,6 @@ def kernel_events(events: Iterable[dict[str, Any]]) -> Iterator[KernelEvent]:
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             yield KernelEvent(event["name"].removesuffix("_kernel_time"), float(event["dur"]), event["args"])
-
-
-def kernel_times(model: Path, settings: SessionSettings, batch: Arrays) -> dict[str, float]:
-    """Return the microseconds per request of each kernel, by name: the median of its runs times its runs per request.
-
-    The profiler itself takes time, so these figures only serve to compare kernels with one another.
-
-    Raises:
-        CandidateRefused: the runtime does not load or run the model.
-    """
-    events = profile(model, settings, batch, requests=WARM_UP + REQUESTS)
-    return {kernel.name: kernel.microseconds for kernel in time_kernels(events, WARM_UP + REQUESTS)}
 
 
 def time_kernels(events: Iterable[dict[str, Any]], requests: int) -> tuple[KernelTime, ...]:

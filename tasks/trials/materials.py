@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,27 +17,43 @@ from tasks.engines.variants import make_variant, refuse_other_targets, session_s
 from tasks.evidence.given.source import with_local_file
 from tasks.measure.inventory import usable_cores
 from tasks.measure.request import request_batch
-from tasks.ptq.build_variant import Materials, float_graph, gram_inputs, quantize_int8, quantize_without, ranked_form
+from tasks.ptq.build_variant import (
+    Materials,
+    block_weights,
+    float_graph,
+    gram_inputs,
+    quantize_int8,
+    quantize_without,
+    ranked_form,
+    searched_forms,
+)
 from tasks.ptq.calibrate.calibration import ONE_AT_A_TIME, make_statistics
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_batches
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
+from tasks.ptq.graph.edits import initializers
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.graph.rotate import make_rotated
 from tasks.ptq.kv_cache import make_cache_ranges
-from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
+from tasks.ptq.search import FLOAT, Form, Part
+from tasks.ptq.sensitivity import SensitivePart, Sensitivity, find_parts, noise_meter, rank_parts
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
+from tasks.ptq.weight_only.block_parts import find_block_parts
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
+from tasks.runtimes.coverage import macs_as_written
 from tasks.storage.product import Product
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import CacheBits, Candidate
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
-from validators.samples.datasets import Arrays
+from validators.samples.datasets import Arrays, Samples
+
+# Share of a float model's time that its parts cost at least if all stay in float.
+LEAST_COST = 0.01
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,13 @@ class _Ranking:
     """The parts of a model, the most sensitive first."""
 
     parts: tuple[Sensitivity, ...]
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """The parts of a model with the forms that a search chooses from."""
+
+    parts: tuple[Part, ...]
 
 
 def as_refusal(error: CandidateRefused) -> Refusal:
@@ -71,10 +95,10 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     files = files_of(given, endings, custom_operators=bool(run.libraries)) if given else ()
     inputs = (
         candidate.name,
-        # Parts are ranked by what they do to the judged output; smoothing draws rows by the seed, a rotation its matrix.
-        evidence.output.name if candidate.kept_parts else None,
+        # Smoothing draws rows by the seed, a rotation its matrix.
         run.job.seed if candidate.is_seeded else None,
-        # Another profile may find other products.
+        # Another judged output, or another profile, may find other forms and products.
+        _searched(candidate, materials) if candidate.sqnr_db else None,
         _slow_nodes(candidate, materials) if candidate.fast else None,
         *_graph_inputs(run.source, run.inventory),
         digest_file(run.source.program) if run.source.program else None,
@@ -96,6 +120,11 @@ def variant_from_store(run: LoadedRun, candidate: Candidate) -> tuple[MadeVarian
     )
     make = partial(_make_variant, candidate, materials, threads, run.job.provider_options)
     return run.store.make(Product("variant", inputs, MadeVariant, make))
+
+
+def _searched(candidate: Candidate, materials: Materials) -> list[tuple[tuple[str, ...], str]]:
+    refuse_other_targets(candidate, materials.processor)  # before measurements that would be in vain
+    return [(part.nodes.nodes, form.name) for part, form in searched_forms(candidate, materials)]
 
 
 def _slow_nodes(candidate: Candidate, materials: Materials) -> tuple[str, ...]:
@@ -175,6 +204,24 @@ def materials_of(run: LoadedRun) -> Materials:
         make = partial(_make_ranking, run, by_rules_of(candidate), candidate)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
+    def parts(candidate: Candidate) -> tuple[Part, ...]:
+        unit, point = cost_unit(run, candidate), run.job.measurement.points[0]
+        inputs = (
+            *_graph_inputs(run.source, run.inventory),
+            candidate.name,
+            calibration.file.digest,
+            evidence.output.name,
+            seed if candidate.is_seeded else None,
+            processor.isa,
+            unit,
+            # Costs in bytes are of the file alone.
+            None if unit == "bytes" else [evidence.evaluation.file.digest, asdict(point)],
+            run.inventory.device_key if unit == "µs" else None,
+            code_of_engine(candidate.target),
+        )
+        make = partial(_make_forms, run, by_rules_of(candidate), candidate, unit)
+        return run.store.make(Product("forms", inputs, _Forms, make))[0].parts
+
     def slow_parts(candidate: Candidate) -> SlowParts:
         plain, point = ranked_form(candidate), run.job.measurement.points[0]
         builds = _builds(run, candidate)
@@ -226,6 +273,7 @@ def materials_of(run: LoadedRun) -> Materials:
         cache_ranges=cache_ranges,
         source=source.onnx_path,
         rotated=lambda: run.store.make(rotated_graph)[0],
+        parts=parts,
     )
     return materials
 
@@ -277,22 +325,109 @@ def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
 
 
 def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
-    def quantize(model: Path, keep_float: Collection[str], path: Path) -> Collection[str]:
-        return quantize_without(candidate, materials, model, path, keep_float)
-
-    float_model = float_graph(candidate, materials)
+    float_model, quantize = float_graph(candidate, materials), _quantize(candidate, materials)
     everything = quantize(float_model, (), folder / "all.onnx")
     graph = onnx.load(float_model, load_external_data=False).graph
-    settings = SessionSettings.reference(usable_cores(), libraries=run.libraries).without_spinning()
+    parts = find_parts(graph, everything, by_input=candidate.dynamic)
     with run.clock.work("rank parts"):
         return _Ranking(
-            rank_parts(
-                float_model,
-                find_parts(graph, everything, by_input=candidate.dynamic),
-                quantize,
-                run.evidence.calibration or run.evidence.evaluation,
-                run.evidence.output.name,
-                settings,
-                fixed_batch=run.evidence.batch_axis,
-            )
+            rank_parts(float_model, parts, quantize, *_noise_inputs(run), fixed_batch=run.evidence.batch_axis)
         )
+
+
+def _quantize(candidate: Candidate, materials: Materials) -> Callable[[Path, Collection[str], Path], Collection[str]]:
+    """Return a function that quantizes a model as the candidate asks, but for some nodes."""
+    return lambda model, keep_float, path: quantize_without(candidate, materials, model, path, keep_float)
+
+
+def _noise_inputs(run: LoadedRun) -> tuple[Samples, str, SessionSettings]:
+    """Return what noise is measured on: calibration samples, the judged output, and how the runtime loads a model."""
+    settings = SessionSettings.reference(usable_cores(), libraries=run.libraries).without_spinning()
+    return run.evidence.calibration or run.evidence.evaluation, run.evidence.output.name, settings
+
+
+def cost_unit(run: LoadedRun, candidate: Candidate) -> str:
+    """Return the unit of what forms of a candidate's parts cost: `bytes`, `µs` or `MACs`."""
+    if candidate.precision != "int8" or run.job.objective == "size":
+        return "bytes"
+    return "µs" if find_target(candidate.target).profiles else "MACs"
+
+
+def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit: str, folder: Path) -> _Forms:
+    if candidate.precision == "int8":
+        ranking = materials.ranking(candidate)
+        costs = _float_costs(run, materials, candidate, unit, [one.part for one in ranking], folder)
+        forms = [
+            (Form("int8", one.noise, 0.0), Form(FLOAT, 0.0, cost)) for one, cost in zip(ranking, costs, strict=True)
+        ]
+        return _Forms(tuple(map(Part, (one.part for one in ranking), forms)))
+    float_model = float_graph(candidate, materials)
+    parts = find_block_parts(float_model, block_weights(candidate), materials.grams(candidate, float_model))
+    # Errors of weights become noise in the judged output by one factor for each part, or one for all of a decoder: to quantize
+    # hundreds of its products one after the other takes longer than the candidates that it could save.
+    plain = replace(candidate, weight_method="rtn")
+    if find_target(candidate.target).facts.generates:
+        nodes = {node for part in parts for node in part.nodes.nodes}
+        with noise_meter(float_model, nodes, _quantize(plain, materials), *_noise_inputs(run)) as noise_of:
+            factors = [noise_of(nodes) / sum(part.forms[0].noise for part in parts)] * len(parts)
+    else:
+        noises = {node: one.noise for one in materials.ranking(plain) for node in one.part.nodes}
+        factors = [
+            sum(noises.get(node.removesuffix("_MatMul"), noises.get(node, 0.0)) for node in part.nodes.nodes)
+            / part.forms[0].noise
+            for part in parts
+        ]
+    return _Forms(tuple(_scaled(part, factor) for part, factor in zip(parts, factors, strict=True)))
+
+
+def _scaled(part: Part, factor: float) -> Part:
+    return replace(part, forms=tuple(replace(form, noise=form.noise * factor) for form in part.forms))
+
+
+def _float_costs(
+    run: LoadedRun,
+    materials: Materials,
+    candidate: Candidate,
+    unit: str,
+    parts: Sequence[SensitivePart],
+    folder: Path,
+) -> list[float]:
+    """Return what each part costs more in float than in INT8, in the unit.
+
+    A part whose kernels cannot be told apart in the profile costs its share of the multiply-accumulates, where a node without
+    any counts as one. None costs less than its share of `LEAST_COST`: a part in float needs conversions around it, which its
+    kernels' times do not have.
+    """
+    model = float_graph(candidate, materials)
+    if unit == "bytes":
+        graph = onnx.load(model, load_external_data=False).graph
+        sizes = {name: math.prod(constant.dims) for name, constant in initializers(graph).items()}
+        numbers = {node.name: sum(sizes.get(name, 0) for name in node.input) for node in graph.node}
+        # A number has 4 bytes in float and 1 in INT8.
+        return [sum(3.0 * numbers[node] + 1 for node in part.nodes) for part in parts]
+    batch = request_batch(run.evidence, run.job.measurement.points[0])
+    counted = dict(macs_as_written(model, batch))
+    macs = [sum(counted.get(node, 0) + 1.0 for node in part.nodes) for part in parts]
+    if unit == "MACs":
+        return macs
+    quantized = folder / "int8.onnx"
+    _quantize(candidate, materials)(model, (), quantized)
+    settings = session_settings(candidate, 1, run.libraries).without_spinning()
+    with run.clock.work("profile parts"):
+        in_float, in_int8 = profile_costs([model, quantized], batch, settings)
+    known = [part_cost(part.nodes, in_int8.by_node, in_float.by_node) for part in parts]
+    of_known = sum(cost for cost in known if cost is not None)
+    per_mac = of_known / max(1.0, sum(one for one, cost in zip(macs, known, strict=True) if cost is not None))
+    least = LEAST_COST * in_float.total / sum(macs)
+    return [max(one * least, one * per_mac if cost is None else cost) for one, cost in zip(macs, known, strict=True)]
+
+
+def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:
+    """Return the additional time of the nodes in float over INT8, given both times by node; None if any is unknown.
+
+    >>> part_cost(("a", "b"), {"a": 3.0, "b": 4.0}, {"a": 9.0, "b": 5.0}), part_cost(("a",), {"a": 3.0}, {})
+    (7.0, None)
+    """
+    if any(node not in times for node in nodes for times in (quantized, in_float)):
+        return None
+    return sum(in_float[node] - quantized[node] for node in nodes)

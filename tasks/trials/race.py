@@ -284,9 +284,8 @@ class _Race:
         failed = {name: drop_of(trial) for name, trial in self.trials.items() if fails_on_accuracy_alone(trial)}
         # What was stopped for its drop loses more than any that was not.
         drops = failed | dict.fromkeys(self.inaccurate, math.inf)
-        # Most of these have been timed shortly alone, perhaps while the machine was faster than later.
-        worth = {name: (self._short_speed(name), drop) for name, drop in drops.items() if is_recoverable(name)}
-        return choose_promising(worth, self._short_speed(self.leader) if self.leader else 0.0)
+        worth = {name: (self._worth(name), drop) for name, drop in drops.items() if is_recoverable(name)}
+        return choose_promising(worth, self._worth(self.leader) if self.leader else 0.0)
 
     # Facts
 
@@ -313,6 +312,11 @@ class _Race:
 
     def _short_speed(self, name: str) -> float:
         return self.speeds.short_value(self._of_its_kind(name, self.speeds)) or 0.0
+
+    def _worth(self, name: str) -> float:
+        """Return what recovery compares candidates by, as `choose_recovered` does, though not all were timed in full."""
+        # Most have been timed shortly alone, perhaps while the machine was faster than later.
+        return 1 / self._size(name) if self.run.job.objective == "size" else self._short_speed(name)
 
     def _size(self, name: str) -> float:
         """Return the size of a candidate's file, or of one of its kind, in bytes; Inf if there is none."""

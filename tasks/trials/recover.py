@@ -1,37 +1,35 @@
-"""Step 6, second half: remake a candidate that fails on accuracy alone, with its most sensitive parts in float."""
+"""Step 6, second half: search the cheapest forms of the parts of a candidate that fails on accuracy alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tasks.engines.catalog import find_target
-from tasks.measure.coverage import KernelCosts, make_kernel_costs
 from tasks.ptq.build_variant import ranked_form
+from tasks.ptq.search import FLOAT, Assigned, Part, find_frontier
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
-from tasks.storage.product import Product
 from tasks.trials.gather import merge_copies, try_step
 from tasks.trials.inspect_variant import measure_saturation
 from tasks.trials.judge import judge_trial, judged_data_of
 from tasks.trials.judge_on_samples import JudgedData, with_confidence
 from tasks.trials.make_candidate import make_candidate
-from tasks.trials.materials import materials_of
+from tasks.trials.materials import cost_unit, materials_of
 from tasks.trials.measure_latency import measure_latency
 from validators.errors import CandidateRefused
 from validators.gates.catalog import GATES
 from validators.gates.verdict_rules import confidence_of_each
-from validators.job.candidate_name import decode
+from validators.job.candidate_name import Candidate, decode
 from validators.records.measurements import Accuracy
-from validators.records.run import Trial, Variant
-from validators.records.verdicts import RankedPart, Recovery
+from validators.records.run import Trial
+from validators.records.verdicts import FrontierPoint, RankedPart, Recovery
 
 # Speedups within this ratio count as equal: the candidate that loses less is recovered, and none if one already passes.
 NEARLY_AS_FAST = 0.9
-# Gates on losses from quantization, which shrink with more of the model in float.
+# Gates on losses from quantization, which shrink with more precise forms.
 LOSSES = frozenset(gate.name for gate in GATES if gate.is_loss)
 
 
@@ -44,40 +42,53 @@ class Recovered:
 
 
 def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> Recovered:
-    """Recover the most promising failed candidate, with the fewest parts in float with which its accuracy passes.
+    """Recover the most promising failed candidate, with the cheapest forms of its parts with which its accuracy passes.
 
-    Each attempt is a candidate with its own name, `...-keep4@ort-cpu`. The result holds the attempts that fail, and the one
-    that passes with the fewest parts. Only that one is timed, since more parts in float only make it slower.
+    Each attempt is a candidate with its own name, `...-40db@ort-cpu`. The result holds the attempts that fail, and the cheapest
+    that passes. Only that one is timed, since a lower noise only costs more.
     """
-    chosen = choose_recovered(trials)
+    chosen = choose_recovered(trials, run.job.objective)
     if chosen is None or not run.job.budgets.recovery:
         return Recovered()
     candidate = decode(chosen.candidate)
     log.info("recovering %s: its accuracy alone does not pass", candidate.name)
+    try:
+        parts = materials_of(run).parts(ranked_form(candidate))
+    except CandidateRefused as error:
+        log.info("nothing was recovered: %s; expected %s", error.found, error.expected)
+        return Recovered((), Recovery(chosen.candidate, (), 0, run.job.budgets.recovery))
+    frontier = find_frontier(parts)
+    names = [replace(candidate, sqnr_db=point.level_db).name for point in frontier]
     judged_data = with_stricter_confidence(judged_data_of(run, baseline))
-    attempts: dict[int, Trial] = {}
+    attempts: dict[str, Trial] = {}
 
-    def attempt(kept: int) -> bool | None:
-        name = replace(candidate, kept_parts=kept).name
+    def attempt(index: int) -> bool | None:
+        name = names[index]
         trial = judge_trial(judged_data, try_step(name, make_candidate, run, baseline, name))
-        attempts[kept] = trial
+        attempts[name] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
-    fewest = fewest_parts(attempt, run.job.budgets.recovery)
-    ranking = _ranking(run, chosen, tuple(attempts.values()))
+    cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, _first_guess(chosen, frontier))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
-    recovery = Recovery(chosen.candidate, ranked_parts(ranking, fewest or 0), count, run.job.budgets.recovery)
-    failed = tuple(trial for _, trial in sorted(attempts.items()) if trial.outcome != "passed")
-    if fewest is None:
+    drawn = tuple(_as_record(parts, point, attempts.get(name)) for point, name in zip(frontier, names, strict=True))
+    recovery = Recovery(
+        chosen.candidate,
+        _as_parts(run, candidate, parts, None if cheapest is None else frontier[cheapest]),
+        count,
+        run.job.budgets.recovery,
+        frontier=drawn,
+        cost_unit=cost_unit(run, candidate),
+    )
+    failed = tuple(attempts[name] for name in names if name in attempts and attempts[name].outcome != "passed")
+    if cheapest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
         return Recovered(failed, recovery)
-    log.info("%s passes with %d parts in float, found in %d attempts", candidate.name, fewest, len(attempts))
+    log.info("%s passes in accuracy, found in %d attempts", names[cheapest], len(attempts))
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
-    (trial,) = measure_saturation(run, (attempts[fewest],))
+    (trial,) = measure_saturation(run, (attempts[names[cheapest]],))
     confidence = judged_data.job.gates.confidence
     timed = judge_trial(judged_data, try_step(trial.candidate, measure_latency, run, trial, confidence))
-    recovery = _with_costs(run, chosen.variant, trial.variant, recovery)
     return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
 
 
@@ -94,43 +105,61 @@ def with_stricter_confidence(judged_data: JudgedData) -> JudgedData:
     return replace(judged_data, job=with_confidence(job, confidence))
 
 
-def fewest_parts(attempt: Callable[[int], bool | None], budget: int) -> int | None:
-    """Return the smallest number of parts for which `attempt` returns True, assuming that larger numbers succeed too.
+def find_cheapest(attempt: Callable[[int], bool | None], count: int, budget: int, guess: int = 0) -> int | None:
+    """Return the first of `count` points for which `attempt` returns True, assuming that later ones succeed too.
 
-    The search takes about twice the logarithm of the result: it doubles the number until an attempt succeeds, then bisects.
-    When the `budget` of attempts is spent, it returns the smallest number that succeeded, or None. It also returns None if
-    an attempt returns None before one succeeded.
+    It tries the guess first, then bisects what is left. When the `budget` of attempts is spent, or an attempt returns None, it
+    returns the first that succeeded so far; None if none did.
 
-    >>> fewest_parts(lambda kept: kept >= 5, 12)
+    >>> find_cheapest(lambda point: point >= 5, 32, budget=6)
     5
-    >>> fewest_parts(lambda kept: kept >= 5, 4)  # 1, 2, 4 and 8
-    8
+    >>> find_cheapest(lambda point: point >= 5, 32, budget=2)  # 0 and 16
+    16
     """
-    fails, holds, left = 0, None, budget
-    while left and holds is None:
-        left -= 1
-        kept = max(1, 2 * fails)
-        told = attempt(kept)
+    fails, holds = -1, count
+    for _ in range(budget):
+        if holds - fails <= 1:
+            break
+        told = attempt(guess)
         if told is None:
-            return None
-        fails, holds = (fails, kept) if told else (kept, None)
-    while left and holds is not None and holds - fails > 1:
-        left -= 1
-        kept = (fails + holds) // 2
-        if attempt(kept):
-            holds = kept
-        else:
-            fails = kept
-    return holds
+            break
+        fails, holds = (fails, guess) if told else (guess, holds)
+        guess = (fails + holds) // 2
+    return holds if holds < count else None
 
 
-def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
-    """Return the timed trial to recover, by `choose_promising`; None if there is none."""
-    passed = [trial.latency.speedup.value for trial in trials if trial.outcome == "passed" and trial.latency]
+def _first_guess(trial: Trial, frontier: Sequence[Assigned]) -> int:
+    """Return the first point whose noise is as far below the candidate's as the bound of its losses is below their values."""
+    if not frontier:
+        return 0
+    excess = [
+        (verdict.high if verdict.direction == "at_most" and verdict.high is not None else verdict.value) / verdict.bound
+        for verdict in trial.against
+        if verdict.value is not None and verdict.direction == "at_most" and verdict.bound > 0
+    ]
+    ratio = max(excess, default=1.0)
+    if not math.isfinite(ratio):
+        return len(frontier) // 2
+    wanted = frontier[0].level_db + 10 * math.log10(max(1.0, ratio))
+    return next((index for index, point in enumerate(frontier) if point.level_db >= wanted), len(frontier) - 1)
+
+
+def choose_recovered(trials: tuple[Trial, ...], objective: str = "latency") -> Trial | None:
+    """Return the measured trial to recover, by `choose_promising`; None if there is none.
+
+    Smaller files are better by the objective `size`, so that a candidate there counts with the inverse of its bytes.
+    """
+
+    def worth_of(trial: Trial) -> float | None:
+        if objective == "size":
+            return 1 / trial.variant.size_bytes if trial.variant else None
+        return trial.latency.speedup.value if trial.latency else None
+
+    passed = [value for trial in trials if trial.outcome == "passed" and (value := worth_of(trial)) is not None]
     worth = {
-        trial.candidate: (trial.latency.speedup.value, drop_of(trial))
+        trial.candidate: (value, drop_of(trial))
         for trial in trials
-        if trial.latency and fails_on_accuracy_alone(trial) and is_recoverable(trial.candidate)
+        if fails_on_accuracy_alone(trial) and is_recoverable(trial.candidate) and (value := worth_of(trial)) is not None
     }
     chosen = choose_promising(worth, max(passed, default=0.0))
     return next((trial for trial in trials if trial.candidate == chosen), None)
@@ -139,8 +168,8 @@ def choose_recovered(trials: tuple[Trial, ...]) -> Trial | None:
 def choose_promising(worth: Mapping[str, tuple[float, float]], passed: float) -> str | None:
     """Return the fastest of the candidates, or one nearly as fast that loses less, given their speedups and drops.
 
-    Return None if a candidate nearly as fast passes, where `passed` is the best speedup that does: parts in float only make a
-    candidate slower.
+    Return None if a candidate nearly as fast passes, where `passed` is the best speedup that does: other forms of its parts
+    only make a candidate slower, or larger.
 
     >>> worth = {"a": (3.0, 0.09), "b": (2.8, 0.03), "c": (2.0, 0.01)}
     >>> choose_promising(worth, passed=1.5), choose_promising(worth, passed=2.9)
@@ -167,24 +196,38 @@ def fails_on_accuracy_alone(trial: Trial) -> bool:
 
 
 def is_recoverable(name: str) -> bool:
-    """Return True if recovery can make a candidate of this name again with parts in float."""
+    """Return True if recovery can make a candidate of this name again with other forms of its parts."""
     candidate = decode(name)
-    is_ours = candidate.precision == "int8" and not candidate.given and not candidate.kept_parts
-    return is_ours and find_target(candidate.target).recovers_parts
+    is_plain = not (candidate.given or candidate.sqnr_db or candidate.mixed_percent)
+    is_scaled = candidate.precision == "int4" and candidate.weight_method in ("awq", "hqq")
+    return is_plain and not is_scaled and candidate.precision in find_target(candidate.target).searches
 
 
-def _ranking(run: LoadedRun, chosen: Trial, attempts: tuple[Trial, ...]) -> tuple[Sensitivity, ...]:
-    """Return the ranking that the attempts used, from the store; empty if no attempt got that far."""
-    if all(trial.refusal and trial.refusal.kind == "infrastructure" for trial in attempts):
-        return ()
-    try:
-        return materials_of(run).ranking(ranked_form(decode(chosen.candidate)))
-    except CandidateRefused:  # the attempts were refused for the same reason
-        return ()
+def _as_record(parts: Sequence[Part], point: Assigned, trial: Trial | None) -> FrontierPoint:
+    """Return a point as a record; its cost is what it costs more than the candidate's own forms."""
+    own = sum(part.forms[0].cost for part in parts)
+    made = (trial.candidate, trial.outcome or "") if trial else ("", "")
+    return FrontierPoint(point.level_db, point.noise, point.cost - own, *made)
 
 
-def ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPart, ...]:
-    """Return the parts of a ranking as records, of which the first `kept` are left in float."""
+def _as_parts(
+    run: LoadedRun, candidate: Candidate, parts: Sequence[Part], chosen: Assigned | None
+) -> tuple[RankedPart, ...]:
+    """Return the parts as records, the noisiest first, with their forms at the chosen point."""
+    in_int8 = candidate.precision == "int8"
+    ratios = {one.part: one for one in materials_of(run).ranking(ranked_form(candidate))} if in_int8 else {}
+    forms = chosen.assignment if chosen else (0,) * len(parts)
+    found = []
+    for part, form in zip(parts, forms, strict=True):
+        (record,) = ranked_parts([ratios.get(part.nodes) or Sensitivity(part.nodes, part.forms[0].noise)])
+        taken = part.forms[form].name if form else ""
+        cost = part.forms[-1].cost if cost_unit(run, candidate) == "µs" else None
+        found.append(replace(record, kept=taken == FLOAT, form=taken, cost_us=cost))
+    return tuple(sorted(found, key=lambda part: -math.inf if part.noise is None else -part.noise))
+
+
+def ranked_parts(ranking: Sequence[Sensitivity]) -> tuple[RankedPart, ...]:
+    """Return the parts of a ranking as records."""
     return tuple(
         RankedPart(
             one.part.name,
@@ -192,44 +235,6 @@ def ranked_parts(ranking: tuple[Sensitivity, ...], kept: int) -> tuple[RankedPar
             one.noise if math.isfinite(one.noise) else None,
             one.weight_outlier_ratio,
             one.activation_outlier_ratio,
-            kept=rank < kept,
         )
-        for rank, one in enumerate(ranking)
+        for one in ranking
     )
-
-
-def _with_costs(run: LoadedRun, quantized: Variant | None, recovered: Variant | None, recovery: Recovery) -> Recovery:
-    """Return the recovery with the cost of its kept parts, if both variants can be profiled."""
-    if quantized is None or recovered is None:
-        return recovery
-    try:
-        before, after = (_kernel_costs(run, variant) for variant in (quantized, recovered))
-    except CandidateRefused as error:
-        log.info("kept parts were not profiled: %s", error.found)
-        return recovery
-    parts = tuple(
-        replace(part, cost_us=part_cost(part.nodes, before.by_node, after.by_node)) if part.kept else part
-        for part in recovery.parts
-    )
-    other = after.total - before.total - sum(part.cost_us for part in parts if part.cost_us is not None)
-    return replace(recovery, parts=parts, other_us=other)
-
-
-def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:
-    """Return the additional time of the nodes in float over INT8, given both times by node; None if any is unknown.
-
-    >>> part_cost(("a", "b"), {"a": 3.0, "b": 4.0}, {"a": 9.0, "b": 5.0}), part_cost(("a",), {"a": 3.0}, {})
-    (7.0, None)
-    """
-    if any(node not in times for node in nodes for times in (quantized, in_float)):
-        return None
-    return sum(in_float[node] - quantized[node] for node in nodes)
-
-
-def _kernel_costs(run: LoadedRun, variant: Variant) -> KernelCosts:
-    """Return the kernel times of a variant at the job's first operating point."""
-    point = run.job.measurement.points[0]
-    inputs = (variant.measured_as, run.evidence.evaluation.file.digest, asdict(point), run.inventory.device_key)
-    make = partial(make_kernel_costs, variant, run.evidence, point)
-    with run.clock.work("profile kept parts"):
-        return run.store.make(Product("kernel-times", inputs, KernelCosts, make))[0]

@@ -78,7 +78,7 @@ def measure_sensitivity(run: LoadedRun, baseline: Accuracy, recipe: str) -> Prec
         everything = [node for one in ranking for node in one.part.nodes]
         wanted = [everything, *(one.part.nodes for one in ranking[:count])]
         drops = [_drop(run, baseline, materials, candidate, everything, nodes, kept) for nodes in wanted]
-    of_parts = zip_longest(ranked_parts(ranking, kept=0), drops[1:])
+    of_parts = zip_longest(ranked_parts(ranking), drops[1:])
     effects = tuple(PartEffect(**vars(part), drop=drop) for part, drop in of_parts)
     return PrecisionEffects(recipe, effects, drops[0] if drops else None, samples, time.monotonic() - started)
 

@@ -62,7 +62,7 @@ def try_candidate(run: LoadedRun, baseline: Accuracy, name: str) -> Trial:
 
 
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
-    return run.job.budgets.recovery > 0 and choose_recovered(trials) is not None
+    return run.job.budgets.recovery > 0 and choose_recovered(trials, run.job.objective) is not None
 
 
 def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:

@@ -125,7 +125,7 @@ def test_form_answers_like_its_source(
         ("int8-static-minmax-pc", "fixed ranges"),
         ("int8-dynamic-pt", "INT8 per tensor"),
         ("int8-dynamic-pc-smooth", "smoothing"),
-        ("int8-dynamic-pc-keep2", "parts kept in float"),
+        ("int8-dynamic-pc-40db", "a search for the forms"),
         ("int8-g32-rtn", "INT8 in blocks"),
         ("int4-g16-rtn", "INT4 in blocks of 16"),
         ("int4-g128-awq", "INT4 by awq"),

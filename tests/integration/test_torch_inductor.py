@@ -203,7 +203,7 @@ def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -
         ("int8-static-minmax-pc-s8s8", "signed activations"),
         ("int8-static-mse-pc-smooth", "smoothing"),
         ("int8-static-mse-pc-bc", "corrected biases"),
-        ("int8-static-mse-pc-keep2", "parts kept in float"),
+        ("int8-static-mse-pc-40db", "a search for the forms"),
         ("int8-static-mse-pc-bf16", "the rest in bfloat16"),
         ("int8-dynamic-pc+fused", "the fused graph"),
         ("int4-g32-rtn", "INT4"),

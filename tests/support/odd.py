@@ -30,6 +30,7 @@ from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph, read_channels, smooth
 from tasks.ptq.graph.edits import gather_weights
 from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.search import Form, Part
 from tasks.ptq.sensitivity import Sensitivity, find_parts, rank_parts
 from tasks.runtimes.coverage import measure_coverage
 from validators.graph.source_graph import check_source_graph
@@ -47,7 +48,7 @@ CANDIDATES = {
     "int8-static-minmax-pc-all@ort-cpu": 0.06,
     "int8-static-mse-pc-smooth@ort-cpu": 0.08,
     "int8-static-mse-pc-bc@ort-cpu": 0.06,
-    "int8-static-minmax-pc-keep1@ort-cpu": 0.04,
+    "int8-static-minmax-pc-10db@ort-cpu": 0.04,
     "int8-dynamic-pc@ort-cpu": 0.04,
     "int4-g32-rtn@ort-cpu": 0.25,
     "int4-g32-gptq@ort-cpu": 0.25,
@@ -151,6 +152,13 @@ class Odd:
 
         return rank_parts(self.prepared, parts, quantize, self.samples, "y", self.settings)
 
+    def parts(self, candidate: Candidate) -> tuple[Part, ...]:
+        """The noisiest part as noisy as the output, and the others without noise: it alone stays in float at any level."""
+        return tuple(
+            Part(one.part, (Form("int8", float(not rank), 0.0), Form("float", 0.0, 1.0)))
+            for rank, one in enumerate(self.ranking(candidate))
+        )
+
     @property
     def settings(self) -> SessionSettings:
         return SessionSettings("CPUExecutionProvider", 1, libraries=self.libraries).without_spinning()
@@ -170,6 +178,7 @@ class Odd:
             grams=self.grams,
             processor=HERE,
             libraries=self.libraries,
+            parts=self.parts,
         )
 
 

@@ -13,14 +13,15 @@ int8-static-mse-pc-learned@ort-cpu    weights rounded so that each layer's outpu
 int8-static-mse-pc-bc@ort-cpu         biases shifted by what quantization moves the mean of a channel by
 int8-static-mse-pc-all-fast@ort-cpu   products that a profile shows to be slower in INT8 are left in float
 fp8-amax-pc-fast@tensorrt             products that engines show to gain nothing in FP8 are left in float
-int8-static-minmax-pc-all-keep2@ort-cpu   the two parts of the model that lose most are left in float
+int8-static-minmax-pc-all-40db@ort-cpu    parts left in float, at the least cost, until noise is 40 dB below the output
 int8-dynamic-pc+fused@ort-cpu         ranges at run time, on the fused graph
-int8-dynamic-pc-smooth-keep4@ort-cpu  the same after SmoothQuant, with the four parts that lose most in float
+int8-dynamic-pc-smooth-35db@ort-cpu   the same after SmoothQuant, with parts in float until noise is 35 dB below
 int8-g32-rtn@ort-genai                weight only, INT8 in blocks of 32
 int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys and values in INT8 (or INT4: +kv4)
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, hqq, learned), with a zero point for each block
 int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
+int4-g64-gptq-30db@ort-genai          blocks of other sizes and INT8 for some weights: the fewest bytes for 30 dB
 int4-g64-gptq-asym-rot@ort-genai      of a decoder: its residual stream is rotated first, which spreads outlier channels
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
 fp8-amax-pc@ort-cpu                   E4M3, scale = amax / 448
@@ -84,12 +85,13 @@ class Candidate:
     a zero point; of INT4, `mixed_percent` of the numbers stay in INT8.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
-    `smooth` starts from the graph after SmoothQuant, and the `kept_parts` most sensitive parts (`tasks.ptq.sensitivity`) stay
-    in float; `bias_corrected`, of INT8 static, shifts biases. `fast`, of INT8 static and FP8, leaves products in float that
-    gain nothing (`tasks.ptq.slow_parts`). `rotated` starts from the graph of a decoder after a rotation
-    (`tasks.ptq.graph.rotate`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of
-    the keys and values that a decoder caches; None leaves them in float. `given` is the job's name of a file that is judged as
-    it is; of the other fields only `precision` and `target` are set then.
+    `smooth` starts from the graph after SmoothQuant; `bias_corrected`, of INT8 static, shifts biases. With `sqnr_db`, parts of
+    INT8 stay in float, and weights of INT4 get other blocks or INT8, at the least cost for which the predicted noise in the
+    judged output is so many decibels below it (`tasks.ptq.search`); 0 leaves all as they are. `fast`, of INT8 static and FP8,
+    leaves products in float that gain nothing (`tasks.ptq.slow_parts`). `rotated` starts from the graph of a decoder after a
+    rotation (`tasks.ptq.graph.rotate`). With `bf16_floats` the rest is computed in bfloat16. `cache_bits` is the width of the
+    keys and values that a decoder caches; None leaves them in float. `given` is the job's name of a file that is judged as it
+    is; of the other fields only `precision` and `target` are set then.
     """
 
     precision: Precision
@@ -103,7 +105,7 @@ class Candidate:
     rotated: bool = False
     bias_corrected: bool = False
     fast: bool = False
-    kept_parts: int = 0
+    sqnr_db: int = 0
     block_size: int | None = None
     weight_method: WeightMethod | None = None
     asymmetric: bool = False
@@ -138,13 +140,13 @@ class Candidate:
 
     @property
     def is_calibrated(self) -> bool:
-        """True if calibration samples influence the variant: by ranges, Gram matrices, smoothing, or the ranking of parts.
+        """True if calibration samples influence the variant: by ranges, Gram matrices, smoothing, or the noise of parts.
 
-        >>> [decode(f"{one}@ort-cpu").is_calibrated for one in ("int8-dynamic-pc", "int8-dynamic-pc-keep1", "int4-g32-gptq")]
+        >>> [decode(f"{one}@ort-cpu").is_calibrated for one in ("int8-dynamic-pc", "int8-dynamic-pc-30db", "int4-g32-gptq")]
         [False, True, True]
         """
         has_ranges = self.range_method is not None or self.precision == "fp8" or self.cache_bits is not None
-        return has_ranges or self.weight_method in ("gptq", "awq", "learned") or self.smooth or self.kept_parts > 0
+        return has_ranges or self.weight_method in ("gptq", "awq", "learned") or self.smooth or self.sqnr_db > 0
 
     @property
     def is_seeded(self) -> bool:
@@ -240,7 +242,7 @@ _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
 _SMOOTH = _flag("smooth", "smooth")
 _ROTATED = _flag("rotated", "rot")
 _BF16 = _flag("bf16_floats", "bf16")
-_KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
+_SEARCHED = NameWord("sqnr_db", {f"{level}db": level for level in range(1, 100)}, optional=True)
 
 # To add a word, add its field to `Candidate` and the word here; `recipe_words.py` describes candidates to people.
 RECIPES: tuple[Recipe, ...] = (
@@ -259,11 +261,11 @@ RECIPES: tuple[Recipe, ...] = (
             NameWord("weight_method", {"learned": "learned"}, optional=True),
             _flag("bias_corrected", "bc"),
             _flag("fast", "fast"),
-            _KEEP,
+            _SEARCHED,
             _BF16,
         ),
     ),
-    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _KEEP)),
+    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _SEARCHED)),
     Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}), _ROTATED)),
     Recipe(
         "int4",
@@ -273,6 +275,7 @@ RECIPES: tuple[Recipe, ...] = (
             _one_of("weight_method", WeightMethod),
             _flag("asymmetric", "asym"),
             NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
+            _SEARCHED,
             _ROTATED,
             _BF16,
         ),

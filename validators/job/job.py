@@ -33,8 +33,8 @@ class Budgets(Settings):
     """Seconds that the run may take; waiting for another run of the model does not count. After 80 % of them, unfinished
     candidates are refused as `infrastructure`, between two batches, layers or blocks of requests. The rest is for confirmation
     and the report."""
-    recovery: Annotated[int, Field(ge=0)] = 12
-    """Most variants to make and evaluate, with some parts left in float, of a candidate that fails on accuracy alone; 0 turns
+    recovery: Annotated[int, Field(ge=0)] = 6
+    """Most variants to make and evaluate, with other forms of some parts, of a candidate that fails on accuracy alone; 0 turns
     recovery off."""
     memory_mb: Annotated[float, Field(gt=0)] | None = None
     """Peak resident memory of the run and the processes that it starts; null allows what the machine has. A candidate that is

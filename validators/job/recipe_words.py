@@ -40,13 +40,15 @@ def describe(candidate: Candidate) -> str:
             }[candidate.weight_method or "rtn"]
             symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
             mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
+            if candidate.sqnr_db:
+                mixed += f", other blocks or INT8 until noise is {candidate.sqnr_db} dB below the output"
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{rotated}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
     steps = (", smoothed" if candidate.smooth else "") + (", learned rounding" if candidate.weight_method else "")
     steps += ", biases corrected" if candidate.bias_corrected else ""
     steps += fast
-    kept = f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
+    kept = f", parts left in float until noise is {candidate.sqnr_db} dB below the output" if candidate.sqnr_db else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{rotated}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words

@@ -72,8 +72,9 @@ class RankedPart:
 
     `noise` is the power of the output's error over that of the output, null where the output was not finite. Outlier ratios
     say how far the largest channel lies above the others, null for a part without weights or where that is not known.
-    `kept` parts are in float in the recovered candidate; `cost_us` are the microseconds a request that this costs, by the
-    runtime's profile: indicative, and null for others and where the runtime's kernels cannot be told apart.
+    `form` is the one that the part has in the recovered candidate, such as `float` or `int8-g128`, empty where it is the
+    candidate's own; `kept` parts are in float. `cost_us` are the microseconds a request that the kernels of the part take more
+    in float, by the runtime's profile: indicative, and null where kernels cannot be told apart or were not timed.
     """
 
     name: str
@@ -83,15 +84,32 @@ class RankedPart:
     activation_outlier_ratio: float | None
     kept: bool = False
     cost_us: float | None = None
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The cheapest forms of all parts with a predicted ratio of signal to noise of at least `level_db`.
+
+    `noise` is the predicted power of the output's error over that of the output. `cost` is what the forms cost more than the
+    candidate's own. `candidate` is the one that was made of them, or empty, and `outcome` whether its accuracy passed.
+    """
+
+    level_db: int
+    noise: float
+    cost: float
+    candidate: str = ""
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Recovery of a candidate that failed on accuracy alone: made again with its noisiest parts in float.
+    """Recovery of a candidate that failed on accuracy alone: the cheapest forms of its parts with which it passes.
 
     `parts` are all that the candidate quantizes, the noisiest first; `attempts` of at most `allowed` variants were made;
-    `recovered` is the candidate whose accuracy passes with the fewest parts in float, or null. `other_us` are the microseconds
-    a request that its remaining nodes take more than those of `candidate`, conversions between the two forms among them.
+    `recovered` is the cheapest candidate whose accuracy passes, or null. `frontier` are the forms that it was searched in,
+    cheapest first, with costs in `cost_unit`: microseconds, multiply-accumulates or bytes. `other_us` is null in results of
+    this version.
     """
 
     candidate: str
@@ -100,3 +118,5 @@ class Recovery:
     allowed: int
     recovered: str | None = None
     other_us: float | None = None
+    frontier: tuple[FrontierPoint, ...] = ()
+    cost_unit: str = ""

@@ -85,6 +85,7 @@ ENGINE = Engine(
     refuse_recipe=_refuse_recipe,
     check_device=_check_device,
     artifact="decoder/model.onnx",
+    searches=frozenset({"int4"}),
     takes={".onnx": take_decoder},
     decoder_bytes=lambda _candidate, path: decoder_bytes(path),
 )

@@ -62,7 +62,6 @@ def _cpu_refuse_recipe(candidate: Candidate) -> None:
             "signed activations": (candidate.signed_activations, "no -s8s8: its kernels take UINT8"),
             "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
             "corrected biases": (candidate.bias_corrected, "no -bc: it rewrites ONNX graphs"),
-            "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
             "products left in float": (candidate.fast, "no -fast: slow products are found in profiles of ONNX Runtime"),
             "INT8 with the rest in bfloat16": (
                 candidate.bf16_floats,
@@ -163,7 +162,6 @@ def _cuda_refuse_recipe(candidate: Candidate) -> None:
                 "-pc: scales of output channels",
             ),
             "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
-            "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked in ONNX graphs"),
             f"INT4 by {candidate.weight_method}": (
                 candidate.precision == "int4" and candidate.weight_method in ("awq", "learned"),
                 "rtn, gptq or hqq: the others rewrite ONNX graphs",

@@ -102,6 +102,7 @@ ENGINE = Engine(
     },
     refuse_recipe=refuse_recipe,
     check_device=_check_device,
+    searches=frozenset({"int8"}),
     takes={".onnx": take_onnx, ".xml": _take_ir},
 )
 ENGINES = (ENGINE,)

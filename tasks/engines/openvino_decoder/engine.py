@@ -60,7 +60,6 @@ def _refuse_recipe(candidate: Candidate) -> None:
         ),
         "smoothing": (candidate.smooth, "no -smooth: its groups of channels have scales of their own"),
         "corrected biases": (candidate.bias_corrected, "no -bc: a decoder has few biases"),
-        "parts kept in float": (candidate.kept_parts > 0, "no -keep, or int4 with -mix"),
     }
     refuse_any(candidate.target, wrong)
 
@@ -122,6 +121,7 @@ ENGINE = Engine(
     refuse_recipe=_refuse_recipe,
     check_device=openvino.ENGINE.check_device,
     artifact="decoder/model.onnx",
+    searches=frozenset({"int4"}),
     takes={".xml": _take_ir},
     decoder_bytes=_bytes,
 )

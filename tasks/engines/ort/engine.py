@@ -56,7 +56,8 @@ CPU = Engine(
     },
     lint_rules=CPU_RULES,
     observe=observe_session,
-    recovers_parts=True,
+    searches=frozenset({"int8", "int4"}),
+    profiles=True,
     takes={".onnx": take_onnx},
 )
 

@@ -39,7 +39,6 @@ def _refuse_recipe(candidate: Candidate) -> None:
             "rtn: the other methods have scales below zero, which it does not take",
         ),
         "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
-        "parts kept in float": (candidate.kept_parts > 0, "no -keep: parts are ranked on the CPU's integers"),
     }
     refuse_any(candidate.target, wrong)
 

@@ -13,7 +13,7 @@ differ slightly, are not collected.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx.helper import make_node
 
 from tasks.ptq.calibrate.grams import Gram
-from tasks.ptq.eight_bit.tied import TableBits, find_tables, product_of, quantize_table, retie
+from tasks.ptq.eight_bit.tied import EmbeddingTable, TableBits, find_tables, product_of, quantize_table, retie
 from tasks.ptq.graph.edits import (
     Names,
     drop_unused_initializers,
@@ -52,11 +52,35 @@ from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
 
 
 @dataclass(frozen=True)
+class BlockForm:
+    """Bits and block size of one weight."""
+
+    bits: TableBits
+    block_size: int
+
+    @property
+    def name(self) -> str:
+        """The form as text, which `read` turns back: `int4-g32`."""
+        return f"int{self.bits}-g{self.block_size}"
+
+    @staticmethod
+    def read(name: str) -> BlockForm:
+        """Return the form of a name.
+
+        >>> BlockForm.read("int8-g128")
+        BlockForm(bits=8, block_size=128)
+        """
+        bits, _, size = name.removeprefix("int").partition("-g")
+        return BlockForm(8 if bits == "8" else 4, int(size))
+
+
+@dataclass(frozen=True)
 class BlockWeights:
     """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
-    Of INT4, `mixed_percent` of the numbers stay in INT8. `accuracy_level` is that of MatMulNBits. Of a tied embedding, the
-    look-up gets `embedding_bits` and the head `head_bits`, rounded to nearest; None means float.
+    Of INT4, `mixed_percent` of the numbers stay in INT8, or `forms` has the other forms of weights, by the nodes that read
+    them. `accuracy_level` is that of MatMulNBits. Of a tied embedding, the look-up gets `embedding_bits` and the head
+    `head_bits`, rounded to nearest; None means float.
     """
 
     method: WeightMethod
@@ -67,6 +91,7 @@ class BlockWeights:
     head_bits: TableBits | None = 8
     bits: TableBits = 4
     mixed_percent: int = 0
+    forms: Mapping[str, BlockForm] = field(default_factory=dict)
 
     @property
     def needs_grams(self) -> bool:
@@ -99,13 +124,9 @@ def quantize_weights(
     _check_valid(model, "the float graph", "export the model again")
     proto = load_model(model)
     before = interface_of(proto.graph)
-    retie(proto.graph)
-    plan = find_sites(proto.graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)
-    _check_any(plan)
-    tables = find_tables(proto.graph, plan.sites, block_size=weights.block_size)
-    heads = {site.node.name for table in tables for site in table.sites}
-    sites = tuple(site for site in plan.sites if site.node.name not in heads)
-    seen = _grams_of(sites, grams or {}) if weights.needs_grams else {}
+    plan = plan_weights(proto.graph, weights, exclude=exclude)
+    tables, sites = plan.tables, plan.sites
+    seen = grams_of(sites, grams or {}) if weights.needs_grams else {}
     scaling = Scaling()
     if weights.method == "awq":
         scaling = scale_channels(proto.graph, sites, seen, block_size=weights.block_size, symmetric=weights.symmetric)
@@ -138,12 +159,35 @@ def quantize_weights(
     tied = tuple(table.constant for table in tables if weights.embedding_bits or weights.head_bits)
     return WeightOnlyReport(
         {site.node.name: bits[site.key] for site in sites},
-        plan.left,
-        plan.gemm_split,
+        plan.skipped.left,
+        plan.skipped.gemm_split,
         counts.count("folded"),
         counts.count("inserted"),
         tied,
     )
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Tied embeddings of a graph, the other sites, and what is skipped."""
+
+    tables: tuple[EmbeddingTable, ...]
+    sites: tuple[Site, ...]
+    skipped: SitePlan
+
+
+def plan_weights(graph: onnx.GraphProto, weights: BlockWeights, *, exclude: Collection[str] = ()) -> WeightPlan:
+    """Find what a candidate quantizes, after tying embeddings again, splitting Gemms and naming nodes in `graph`.
+
+    Raises:
+        CandidateRefused: `unsupported`: there is nothing; `invalid`: `exclude` has an unknown name.
+    """
+    retie(graph)
+    plan = find_sites(graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)
+    _check_any(plan)
+    tables = find_tables(graph, plan.sites, block_size=weights.block_size)
+    heads = {site.node.name for table in tables for site in table.sites}
+    return WeightPlan(tables, tuple(site for site in plan.sites if site.node.name not in heads), plan)
 
 
 def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scaling) -> onnx.ModelProto:
@@ -172,6 +216,9 @@ def _check_settings(weights: BlockWeights) -> None:
         wrong = f"INT8 weights by {weights.method}", "symmetric, rounded to nearest"
     elif weights.mixed_percent and weights.method not in ("gptq", "learned"):
         wrong = f"INT4 mixed with INT8 by {weights.method}", "gptq or learned, which know the noise of each weight"
+    elif weights.forms and (weights.mixed_percent or weights.method not in ("rtn", "gptq", "learned")):
+        by = f"with mix{weights.mixed_percent}" if weights.mixed_percent else f"by {weights.method}"
+        wrong = f"forms of weights from a search {by}", "rtn, gptq or learned, without mix"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -200,7 +247,7 @@ def _invalid(found: str, expected: str, fix: str) -> CandidateRefused:
     return CandidateRefused(kind="invalid", found=found, expected=expected, fix=fix)
 
 
-def _grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram]:
+def grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram]:
     """Return the Gram matrix of each activation; raise CandidateRefused if one is missing or has another shape."""
     needed = {site.activation: site.shape[0] for site in sites}
     for name, channels in needed.items():
@@ -238,9 +285,9 @@ def _in_int4(
 
 @dataclass(frozen=True)
 class _InBlocks:
-    """A weight in blocks: its bits, the type of its scales, and the constants in the order of the node's inputs."""
+    """A weight in blocks: its form, the type of its scales, and the constants in the order of the node's inputs."""
 
-    bits: int
+    form: BlockForm
     dtype: np.dtype[Any]
     names: list[str]
 
@@ -255,28 +302,31 @@ def _store_all(
 ) -> dict[Key, _InBlocks]:
     """Add each weight in blocks to the constants; of mixed ones, those with the most noise in INT4 are in INT8."""
     constants = initializers(graph)
-    size = settings.block_size
+    own = BlockForm(settings.bits, settings.block_size)
     first = {site.key: site for site in reversed(sites)}
     stored: dict[Key, _InBlocks] = {}
     noises: dict[Key, float] = {}
 
-    def store(key: Key, packed: Packed) -> None:
-        stored[key] = _InBlocks(packed.bits, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
+    def store(key: Key, packed: Packed, form: BlockForm) -> None:
+        stored[key] = _InBlocks(form, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
+
+    def store_bytes(key: Key, weight: NDArray[Any], size: int) -> None:
+        store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype), BlockForm(8, size))
 
     for key in dict.fromkeys(site.key for site in sites):
-        weight = weight_of(constants, key)
-        if settings.bits == 8:
-            store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype))
+        weight, form = weight_of(constants, key), settings.forms.get(first[key].node.name, own)
+        if form.bits == 8:
+            store_bytes(key, weight, form.block_size)
             continue
         gram = gram_of(key, sites, seen).matrix if seen else None
-        rounded = _in_int4(weight, gram, scaling.factors.get(first[key].activation), settings)
-        store(key, pack(rounded, weight.dtype))
+        of_this = replace(settings, block_size=form.block_size)
+        rounded = _in_int4(weight, gram, scaling.factors.get(first[key].activation), of_this)
+        store(key, pack(rounded, weight.dtype), form)
         if settings.mixed_percent and gram is not None:
             noises[key] = float(output_error(rounded.dequantized() - weight, gram).sum())
     sizes = {site.key: site.shape[0] * site.shape[1] for site in sites}
     for key in noisiest(noises, sizes, settings.mixed_percent):
-        weight = weight_of(constants, key)
-        store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype))
+        store_bytes(key, weight_of(constants, key), settings.block_size)
     return stored
 
 
@@ -323,14 +373,14 @@ def _replace(
             scaled[activation] = names.new(f"{activation}_scaled")
             name = names.new(f"{site.node.name}_factors")
             made.append(make_node("Mul", [activation, factors], [scaled[activation]], name=name))
-        inputs = [scaled.get(activation, activation), *stored[site.key].names]
+        inputs, form = [scaled.get(activation, activation), *stored[site.key].names], stored[site.key].form
         new[site.node.name] = [
             *made,
-            product_of(site, inputs, stored[site.key].bits, settings.block_size, settings.accuracy_level),
+            product_of(site, inputs, form.bits, form.block_size, settings.accuracy_level),
         ]
     replace_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     import_runtime_operators(proto)
-    return {key: one.bits for key, one in stored.items()}
+    return {key: one.form.bits for key, one in stored.items()}
 
 
 def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:

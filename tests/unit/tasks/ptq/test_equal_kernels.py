@@ -80,7 +80,7 @@ def test_each_way_to_choose_values_is_compared() -> None:
     [
         ("int8-static-mse-pc", "int8-static-mse-pc-all"),
         ("int8-static-mse-pc", "int8-static-mse-pc-smooth"),
-        ("int8-static-mse-pc", "int8-static-mse-pc-keep1"),
+        ("int8-static-mse-pc", "int8-static-mse-pc-40db"),
         ("int8-dynamic-pc", "int8-dynamic-pc+fused"),
         ("int4-g32-rtn", "int4-g64-rtn"),
         ("int4-g32-rtn", "int4-g32-awq"),

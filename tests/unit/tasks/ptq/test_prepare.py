@@ -23,6 +23,7 @@ from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.graph.edits import model_bytes
 from tasks.ptq.graph.prepare import fuse_graph, prepare_graph
+from tasks.ptq.search import Form, Part
 from tasks.ptq.sensitivity import SensitivePart, Sensitivity
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from tasks.runtimes.ort import open_session
@@ -275,8 +276,14 @@ class Workshop:
         return self.folder / "prepared.statistics.npz"
 
     def ranking(self, candidate: Candidate) -> tuple[Sensitivity, ...]:
+        raise AssertionError(f"{candidate.name} needs no ranking")
+
+    def parts(self, candidate: Candidate) -> tuple[Part, ...]:
         self.asked.append(candidate.name)
-        return tuple(Sensitivity(SensitivePart(name, (name,)), 0.1) for name in ("second_matmul", "first_matmul"))
+        return tuple(
+            Part(SensitivePart(name, (name,)), (Form("int8", noise, 0.0), Form("float", 0.0, 1.0)))
+            for name, noise in (("second_matmul", 0.1), ("first_matmul", 0.001))
+        )
 
     @property
     def materials(self) -> Materials:
@@ -289,6 +296,7 @@ class Workshop:
             self.batches,
             self.grams,
             self.processor,
+            parts=self.parts,
         )
 
 
@@ -305,7 +313,7 @@ MADE = {
     "int8-static-minmax-pc@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
     "int8-static-entropy-pc@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
     "int8-static-percentile-pc-all@ort-cpu": (["prepared", "statistics"], "all", {"nodes in INT8": 2}),
-    "int8-static-minmax-pc-keep1@ort-cpu": (
+    "int8-static-minmax-pc-20db@ort-cpu": (
         ["int8-static-minmax-pc@ort-cpu", "prepared", "statistics"],
         "all",
         {"nodes in INT8": 1, "kept in float: second_matmul": 1},
@@ -317,7 +325,7 @@ MADE = {
         {"nodes in INT8": 2, "biases corrected": 1},
     ),
     "int8-dynamic-pc@ort-cpu": (["prepared"], "all", {"nodes in INT8": 2}),
-    "int8-dynamic-pc-smooth-keep1@ort-cpu": (
+    "int8-dynamic-pc-smooth-20db@ort-cpu": (
         ["int8-dynamic-pc-smooth@ort-cpu", "smoothed", "smoothed"],
         "all",
         {"nodes in INT8": 1, "kept in float: second_matmul": 1},

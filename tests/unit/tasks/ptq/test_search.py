@@ -19,7 +19,10 @@ def parts_of(noises: np.ndarray, costs: np.ndarray) -> list[Part]:
     return [
         Part(
             SensitivePart(f"part {index}", (f"node {index}",)),
-            tuple(Form(f"form {form}", float(noise), float(cost)) for form, (noise, cost) in enumerate(zip(*row, strict=True))),
+            tuple(
+                Form(f"form {form}", float(noise), float(cost))
+                for form, (noise, cost) in enumerate(zip(*row, strict=True))
+            ),
         )
         for index, row in enumerate(zip(noises, costs, strict=True))
     ]

@@ -297,7 +297,7 @@ def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Pa
         ("int4-g32-rtn@tensorrt", "blocks of 32"),
         ("int4-g128-gptq@tensorrt", "gptq"),
         ("int8-static-mse-pc-bc@tensorrt", "corrected biases"),
-        ("int8-static-mse-pc-keep2@tensorrt", "kept in float"),
+        ("int8-static-mse-pc-40db@tensorrt", "forms of int8 parts"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
     ],
 )

@@ -126,7 +126,7 @@ FINDINGS = Findings(
     baseline_bytes=1000,
     trials=(GOOD, UNSURE, FAILED, REFUSED),
 )
-KEPT = "int8-static-minmax-pt-keep1@ort-cpu"
+KEPT = "int8-static-minmax-pt-40db@ort-cpu"
 RANKED = (
     RankedPart("first", ("first",), None, 780.5, 1.5, kept=True, cost_us=12.5),
     RankedPart("Add (MatMul to Relu)", ("one", "two"), 0.01, None, None),

@@ -16,9 +16,10 @@ from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
+from tasks.ptq.slow_parts import profile_costs
 from tasks.runtimes import kernel_times as module
-from tasks.runtimes.kernel_times import kernel_events, kernel_times, node_times, profile
-from tasks.trials.recover import part_cost
+from tasks.runtimes.kernel_times import kernel_events, node_times, profile, time_kernels
+from tasks.trials.materials import part_cost
 from validators.records.run import SessionSettings
 
 SETTINGS = SessionSettings("CPUExecutionProvider", 1)
@@ -69,17 +70,9 @@ def test_time_is_the_median_without_the_first_times_its_count(monkeypatch: pytes
 
     once = [event("once", time) for time in (90.0, 1.0, 5.0, 3.0)]
     twice = [event("twice", time) for time in (70.0, 70.0, *[2.0] * 6)]
-    asked = []
-
-    def profile(*_: object, requests: int) -> list[dict[str, object]]:
-        asked.append(requests)
-        return [*once, *twice]
-
-    monkeypatch.setattr(module, "profile", profile)
     monkeypatch.setattr(module, "WARM_UP", 1)
-    monkeypatch.setattr(module, "REQUESTS", 3)
-    assert kernel_times(Path("m.onnx"), SETTINGS, {}) == {"once": 3.0, "twice": 4.0}
-    assert asked == [4]
+    found = time_kernels([*once, *twice], 4)
+    assert {kernel.name: kernel.microseconds for kernel in found} == {"once": 3.0, "twice": 4.0}
 
 
 def test_a_cost_is_the_sum_over_the_nodes_of_a_part_or_unknown() -> None:
@@ -109,8 +102,7 @@ def test_kept_nodes_are_found_in_both_variants(hard: Hard, tmp_path: Path, dynam
             quantize_dynamic(prepared, path, weights=Int8Weights(), keep_float=kept)
         else:
             static_int8(prepared, ranges, path, keep_float=kept)
-        times = kernel_times(path, SETTINGS, {"x": np.load(hard.evaluation)["x"][:4]})
-        return node_times(onnx.load(path).graph, times)
+        return profile_costs([path], {"x": np.load(hard.evaluation)["x"][:4]}, SETTINGS)[0].by_node
 
     before, after = quantize(tmp_path / "all.onnx", ()), quantize(tmp_path / "kept.onnx", ("first", "second"))
     for name in ("first", "second", "third", "head"):
@@ -143,5 +135,4 @@ def test_convolutions_are_found_in_float_and_in_integers(tmp_path: Path) -> None
     static_int8(tmp_path / "m.onnx", ranges, tmp_path / "kept.onnx", keep_float=("two",))
     for name in ("m", "all", "kept"):
         path = tmp_path / f"{name}.onnx"
-        found = node_times(onnx.load(path).graph, kernel_times(path, SETTINGS, {"x": x}))
-        assert {"one", "two", "three"} <= set(found), name
+        assert {"one", "two", "three"} <= set(profile_costs([path], {"x": x}, SETTINGS)[0].by_node), name

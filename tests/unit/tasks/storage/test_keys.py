@@ -17,6 +17,7 @@ from runs import run_in
 from tasks.engines.tensorrt import builder
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
+from tasks.ptq.search import find_frontier
 from tasks.ptq.slow_parts import SlowParts
 from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.storage.store import Store
@@ -24,7 +25,6 @@ from tasks.trials import materials
 from tasks.trials.inspect_variant import coverage_of, measure_saturation, sanity_of
 from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
-from tasks.trials.recover import _kernel_costs
 from validators.digests import digest_model
 from validators.job.candidate_name import decode
 from validators.job.read_job import parse_job
@@ -35,7 +35,7 @@ from validators.samples.evidence import Evidence
 
 PLAIN, SMOOTH = "int8-static-minmax-pc@ort-cpu", "int8-static-minmax-pc-smooth@ort-cpu"
 FAST = "int8-static-minmax-pc-fast@ort-cpu"
-KEPT, KEPT_SMOOTH = "int8-static-minmax-pc-keep1@ort-cpu", "int8-static-minmax-pc-smooth-keep1@ort-cpu"
+SEARCHED, SEARCHED_SMOOTH = "int8-static-minmax-pc-{}db@ort-cpu", "int8-static-minmax-pc-smooth-30db@ort-cpu"
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,20 @@ def shop(tiny: Tiny, two_heads: Path, tmp_path: Path, inventory: Any) -> Shop:
     return Shop(tiny, two_heads, tmp_path, inventory)
 
 
-def test_kept_parts_are_chosen_for_each_judged_output(shop: Shop) -> None:
-    """The head of the other output cannot hurt the judged one, so that it is never the part that is kept for it."""
-    first, _ = shop.variant(KEPT, output="logits")
-    second, was_there = shop.variant(KEPT, output="other")
+def test_forms_are_chosen_for_each_judged_output(shop: Shop) -> None:
+    """The head of the other output cannot hurt the judged one, so that it is never left in float for it."""
+
+    def cheapest(output: str) -> str:
+        frontier = find_frontier(materials.materials_of(shop.run(output=output)).parts(decode(PLAIN)))
+        return SEARCHED.format(frontier[0].level_db)
+
+    first, _ = shop.variant(cheapest("logits"), output="logits")
+    second, was_there = shop.variant(cheapest("other"), output="other")
     assert not was_there
-    assert any("second_matmul" in change or "first_matmul" in change for change in first.changes)
+    assert any(change.startswith("kept in float: ") for change in first.changes)
+    assert any(change.startswith("kept in float: ") for change in second.changes)
     assert not any(change.startswith("kept in float: second_matmul") for change in second.changes)
-    assert shop.variant(KEPT, output="logits")[1]
+    assert shop.variant(cheapest("logits"), output="logits")[1]
 
 
 def test_fast_variant_is_made_for_each_finding_of_a_profile(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +153,13 @@ def test_plain_variant_is_shared_by_judged_outputs_and_seeds(shop: Shop) -> None
     assert shop.count("statistics") == 1
 
 
-@pytest.mark.parametrize("name", [SMOOTH, KEPT_SMOOTH])
+@pytest.mark.parametrize("name", [SMOOTH, SEARCHED_SMOOTH])
 def test_smoothed_variant_is_made_for_each_seed(shop: Shop, name: str) -> None:
     shop.variant(name, seed=1)
     assert not shop.variant(name, seed=2)[1]
     assert shop.variant(name, seed=1)[1]
     assert shop.count("smoothed") == 2
-    assert shop.count("ranking") == (2 if name == KEPT_SMOOTH else 0)
+    assert shop.count("ranking") == (2 if name == SEARCHED_SMOOTH else 0)
 
 
 def test_saturation_is_measured_for_each_judged_output(shop: Shop) -> None:
@@ -197,13 +203,15 @@ def test_sanity_is_asked_anew_beside_another_baseline(shop: Shop, monkeypatch: p
     assert had == [False, False, True]
 
 
-def test_kernels_are_profiled_for_each_evaluation_file(shop: Shop, tmp_path: Path) -> None:
-    """The request that is profiled is made of its samples."""
+def test_costs_are_measured_for_each_evaluation_file(shop: Shop, tmp_path: Path) -> None:
+    """The request that is profiled is made of its samples; bytes need none."""
     np.savez(tmp_path / "other.npz", **tiny_samples(32, 5))
-    variant = shop.variant(PLAIN)[0]
     for evaluation in (None, tmp_path / "other.npz", None):
-        _kernel_costs(shop.run(evaluation=evaluation), variant)
-    assert shop.count("kernel-times") == 2
+        materials.materials_of(shop.run(evaluation=evaluation)).parts(decode(PLAIN))
+    assert shop.count("forms") == 2
+    for evaluation in (None, tmp_path / "other.npz", None):
+        materials.materials_of(shop.run(evaluation=evaluation, objective="size")).parts(decode(PLAIN))
+    assert shop.count("forms") == 3
 
 
 def test_source_is_shared_by_content_and_named_by_the_job(shop: Shop, tmp_path: Path) -> None:

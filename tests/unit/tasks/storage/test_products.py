@@ -31,6 +31,7 @@ MAKERS = {
     "smoothed": "tasks.ptq.eight_bit.smoothed_graph.make_smoothed",
     "statistics": "tasks.ptq.calibrate.calibration.make_statistics",
     "ranking": "tasks.trials.materials._make_ranking",
+    "forms": "tasks.trials.materials._make_forms",
     "slow-parts": "tasks.trials.materials._make_slow_parts",
     "variant": "tasks.trials.materials._make_variant",
     "engine": "tasks.engines.tensorrt.build.make_engine",
@@ -42,15 +43,14 @@ MAKERS = {
     "continuations": "tasks.measure.continuations.make_continuations",
     "cache-ranges": "tasks.ptq.kv_cache.make_cache_ranges",
     "latency": "tasks.measure.latency.compare.make_latency",
-    "kernel-times": "tasks.measure.coverage.make_kernel_costs",
     "saturation": "tasks.measure.saturation.make_saturations",
     "choosing": "validators.samples.copy_rows.copy_rows",
     "evidence": "tasks.champion.signed_evidence.archive.write_archive",
     "champion": "tasks.champion.fetch_champion._download",
 }
-REQUESTS = {"coverage", "kernels", "latency", "kernel-times"}
+REQUESTS = {"coverage", "kernels", "latency"}
 FROM_PREPARED = {"source", "prepared", "fused"}
-INT8 = {"ranking", "slow-parts", "variant"}
+INT8 = {"ranking", "forms", "slow-parts", "variant"}
 # Rooms that makers know nothing of: what runs, reports, promotes or cleans up.
 OTHER_ROOMS = (
     *("flows", "tasks.service", "tasks.reporting", "tasks.registry", "tasks.records", "tasks.workers", "tasks.watch"),
@@ -143,7 +143,7 @@ def changed(copy: Path, before: dict[str, str], edits: dict[str, tuple[str, str]
             "tasks/measure/coverage.py",
             "def make_kernels",
             "ADDED = 1\ndef make_kernels",
-            {"coverage", "kernels", "kernel-times"},
+            {"coverage", "kernels"},
         ),
         ("tasks/evidence/torch_export.py", "PARITY_SAMPLES = ", "PARITY_SAMPLES = 1 + ", {"source"}),
         ("tasks/runtimes/libraries.py", "def copy_library", "ADDED = 1\ndef copy_library", {"library"}),

@@ -37,7 +37,7 @@ CANDIDATES = st.one_of(
         smooth=st.booleans(),
         bias_corrected=st.booleans(),
         fast=st.booleans(),
-        kept_parts=st.integers(0, 99),
+        sqnr_db=st.integers(0, 99),
         fused=st.booleans(),
         bf16_floats=st.booleans(),
     ),
@@ -80,8 +80,8 @@ PIECES = st.lists(
                 "-pc",
                 "-all",
                 "-s8s8",
-                "-keep3",
-                "-keep0",
+                "-40db",
+                "-0db",
                 "-g32",
                 "-g33",
                 "-rtn",
@@ -103,16 +103,16 @@ TABLE = {
     "int8-static-minmax-pt-all-s8s8@ort-cpu": Candidate(
         "int8", "ort-cpu", range_method="minmax", granularity="pt", every_operator=True, signed_activations=True
     ),
-    "int8-static-entropy-pc-all-keep12@ort-cpu": Candidate(
-        "int8", "ort-cpu", range_method="entropy", granularity="pc", every_operator=True, kept_parts=12
+    "int8-static-entropy-pc-all-12db@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="entropy", granularity="pc", every_operator=True, sqnr_db=12
     ),
-    "int8-static-mse-pc-smooth-bc-keep1@ort-cpu": Candidate(
-        "int8", "ort-cpu", range_method="mse", granularity="pc", smooth=True, bias_corrected=True, kept_parts=1
+    "int8-static-mse-pc-smooth-bc-9db@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="mse", granularity="pc", smooth=True, bias_corrected=True, sqnr_db=9
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
-    "int8-dynamic-pt-smooth-keep120@ort-cpu": Candidate(
-        "int8", "ort-cpu", dynamic=True, granularity="pt", smooth=True, kept_parts=120
+    "int8-dynamic-pt-smooth-99db@ort-cpu": Candidate(
+        "int8", "ort-cpu", dynamic=True, granularity="pt", smooth=True, sqnr_db=99
     ),
     "int4-g128-rtn@tensorrt": Candidate("int4", "tensorrt", block_size=128, weight_method="rtn"),
     "int4-g64-hqq-asym@ort-cpu": Candidate("int4", "ort-cpu", block_size=64, weight_method="hqq", asymmetric=True),
@@ -126,8 +126,8 @@ TABLE = {
         rotated=True,
         cache_bits=4,
     ),
-    "int8-dynamic-pc-rot-keep2@ort-genai": Candidate(
-        "int8", "ort-genai", dynamic=True, granularity="pc", rotated=True, kept_parts=2
+    "int8-dynamic-pc-rot-2db@ort-genai": Candidate(
+        "int8", "ort-genai", dynamic=True, granularity="pc", rotated=True, sqnr_db=2
     ),
     "fp8-amax-pt@ort-cpu": Candidate("fp8", "ort-cpu", granularity="pt"),
 }

@@ -1,0 +1,73 @@
+"""Forms that a search chooses from for the weights of a candidate of INT4, with their noise and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.graph.edits import initializers
+from tasks.ptq.search import Form, Part
+from tasks.ptq.sensitivity import SensitivePart
+from tasks.ptq.weight_only.awq import gram_of, output_error, weight_of
+from tasks.ptq.weight_only.int4_grid import MIDDLE_BYTE, Floats, round_to_bytes, round_to_nearest
+from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, grams_of, plan_weights
+from validators.graph.stored import load_model
+
+# Other forms than a candidate's own. Blocks of 16 cost 2 bits a weight for their scales.
+OTHER_FORMS = (BlockForm(4, 128), BlockForm(4, 64), BlockForm(4, 32), BlockForm(8, 128))
+
+
+def find_block_parts(model: Path, weights: BlockWeights, grams: Mapping[str, Gram]) -> tuple[Part, ...]:
+    """Return a part for each weight of a float model that a candidate of INT4 quantizes, with its forms.
+
+    The candidate's own form is first. A form's noise is `||X dW||^2` over the calibration samples, of the weight rounded to
+    nearest: methods lower it for all forms in about the same ratio. Its cost is the bytes of codes, scales and zero points.
+    Tables of tied embeddings are no parts.
+
+    Raises:
+        CandidateRefused: as `quantize_weights`.
+    """
+    graph = load_model(model).graph
+    plan = plan_weights(graph, weights)
+    seen, constants = grams_of(plan.sites, grams), initializers(graph)
+    own = BlockForm(weights.bits, weights.block_size)
+    forms = (own, *(form for form in OTHER_FORMS if form != own))
+    found = []
+    for key in dict.fromkeys(site.key for site in plan.sites):
+        sites = [site for site in plan.sites if site.key == key]
+        weight, gram = weight_of(constants, key), gram_of(key, plan.sites, seen).matrix
+        nodes = tuple(site.node.name for site in sites)
+        alternatives = []
+        for form in forms:
+            rounded = _rounded(weight, replace(weights, bits=form.bits, block_size=form.block_size))
+            noise = float(output_error(rounded - weight, gram).sum())
+            alternatives.append(Form(form.name, noise, _bytes(weight.shape, form, weight.itemsize, weights.symmetric)))
+        found.append(Part(SensitivePart(", ".join(nodes), nodes), tuple(alternatives)))
+    return tuple(found)
+
+
+def _rounded(weight: Floats, weights: BlockWeights) -> Floats:
+    if weights.bits == 4:
+        size, symmetric = weights.block_size, weights.symmetric
+        return round_to_nearest(weight, block_size=size, symmetric=symmetric, dtype=weight.dtype).dequantized()
+    packed = round_to_bytes(weight, block_size=weights.block_size, dtype=weight.dtype)
+    columns, blocks, _ = packed.codes.shape
+    steps = packed.scales.astype(np.float64).reshape(columns, blocks, 1)
+    rows: Floats = ((packed.codes - float(MIDDLE_BYTE)) * steps).reshape(columns, -1)[:, : len(weight)].T
+    return rows
+
+
+def _bytes(shape: tuple[int, ...], form: BlockForm, scale_bytes: int, symmetric: bool) -> float:
+    """Return the bytes of a weight `[K, N]` in blocks.
+
+    >>> _bytes((64, 10), BlockForm(4, 32), 4, True), _bytes((64, 10), BlockForm(4, 32), 4, False)
+    (400.0, 410.0)
+    """
+    rows, columns = shape
+    blocks = -(-rows // form.block_size)
+    zero_points = 0.0 if symmetric or form.bits == 8 else -(-blocks // 2)
+    return float(columns * (blocks * (form.block_size * form.bits / 8 + scale_bytes) + zero_points))
