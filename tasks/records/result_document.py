@@ -235,13 +235,15 @@ def _tell_recovery(findings: Findings) -> str:
             f"; recovery of {recovery.candidate} did not pass within {recovery.attempts} of at most "
             f"{recovery.allowed} attempts"
         )
-    kept = sum(part.kept for part in recovery.parts)
+    other = sum(bool(part.form) for part in recovery.parts)
     trial = next(trial for trial in findings.trials if trial.candidate == recovery.recovered)
     against = ", ".join(verdict.gate for verdict in trial.against)
     why = f"does not pass {against}" if against else "could not be measured"
     if trial.is_copy and trial.refusal:
         why = f"is {trial.refusal.reason}"
-    return f"; {recovery.candidate} with {kept} parts in float ({recovery.recovered}) passes in accuracy and {why}"
+    return (
+        f"; {recovery.candidate} with {other} parts in other forms ({recovery.recovered}) passes in accuracy and {why}"
+    )
 
 
 def _document(job: Job | None, findings: Findings, clock: Clock, outcome: RunOutcome, reason: str) -> Result:

@@ -26,7 +26,7 @@ from tasks.reporting.details import (
 )
 from tasks.reporting.inventory import inventory_facts
 from tasks.reporting.next_steps import next_steps
-from tasks.reporting.parts import parts_table, tell_recovery
+from tasks.reporting.parts import frontier_table, parts_table, tell_recovery
 from tasks.reporting.pictures.run_pictures import Pictures
 from tasks.reporting.rows import failing, metric_of, shown_outcome, verdict_table
 from tasks.reporting.tables import ReportTable
@@ -82,6 +82,7 @@ def render_page(
         confirmed=confirmation_table(result),
         recovery_told=tell_recovery(result),
         parts=parts_table(result.recovery) if result.recovery else None,
+        frontier=frontier_table(result.recovery) if result.recovery else None,
         answers=answers_table(result),
         memory=memory_table(result),
         verdicts=verdict_table(result, by_name.values(), has_links=True),

@@ -1,6 +1,8 @@
-"""Parts of a model ranked by quantization noise, shared by the HTML report and the Markdown."""
+"""Parts of a model ranked by noise, and the frontier of their forms, shared by the HTML report and the Markdown."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from tasks.reporting import formats
 from tasks.reporting.tables import Cell, Column, ReportTable
@@ -19,17 +21,17 @@ COLUMNS = (
 
 
 def parts_table(recovery: Recovery, count: int = SHOWN_PARTS) -> ReportTable:
-    """Return the table of at most `count` of the noisiest parts; a part in float has that as its pill."""
+    """Return the table of at most `count` of the noisiest parts; another form than the candidate's own is a pill."""
     shown = recovery.parts[:count]
     rows = [_row(rank, part) for rank, part in enumerate(shown, start=1)]
-    return ReportTable("parts", "the most sensitive parts", COLUMNS, rows, ["kept" * part.kept for part in shown])
+    return ReportTable("parts", "the most sensitive parts", COLUMNS, rows, ["kept" * bool(part.form) for part in shown])
 
 
 def _row(rank: int, part: RankedPart) -> list[Cell | str]:
     nodes = f"{len(part.nodes)} nodes" if len(part.nodes) > 1 else ""
     return [
         str(rank),
-        Cell(label(part), nodes, title=part.name, pill="left in float" * part.kept),
+        Cell(label(part), nodes, title=part.name, pill=f"in {part.form}" * bool(part.form)),
         formats.decibels(part.noise),
         formats.significant(part.weight_outlier_ratio),
         formats.significant(part.activation_outlier_ratio),
@@ -56,22 +58,54 @@ def label(part: RankedPart, length: int = LABEL_LENGTH) -> str:
     return name + more
 
 
+FRONTIER_COLUMNS = (
+    Column("Noise dB"),
+    Column("Predicted dB"),
+    Column("Cost"),
+    Column("Candidate", "code name"),
+    Column("Accuracy", "text"),
+)
+
+
+def frontier_table(recovery: Recovery) -> ReportTable:
+    """Return the points of the search, cheapest first, with the candidates that were made of them."""
+    rows: list[list[Cell | str]] = [
+        [
+            f"-{point.level_db}",
+            formats.decibels(point.noise),
+            f"{formats.significant(point.cost)} {recovery.cost_unit}",
+            Cell(point.candidate or formats.NO_VALUE),
+            point.outcome or "not tried",
+        ]
+        for point in recovery.frontier
+    ]
+    kinds = ["kept" * (bool(point.candidate) and point.candidate == recovery.recovered) for point in recovery.frontier]
+    return ReportTable("parts", "the frontier of cost and noise", FRONTIER_COLUMNS, rows, kinds)
+
+
 def tell_recovery(result: Result) -> str:
     """Return one sentence on the recovery's attempts and outcome; empty without a recovery."""
     recovery = result.recovery
     if recovery is None:
         return ""
+    start = f"{recovery.candidate} fails on accuracy alone"
     attempts = f"{recovery.attempts} of at most {recovery.allowed} attempts"
+    if not recovery.frontier:
+        return f"{start}, and no other forms of its parts have less noise."
     if recovery.recovered is None:
-        return (
-            f"{recovery.candidate} fails on accuracy alone; it was made again with its noisiest parts in float, and did not "
-            f"pass within {attempts}."
-        )
-    kept = sum(part.kept for part in recovery.parts)
-    parts = "its noisiest part" if kept == 1 else f"its {kept} noisiest parts"
+        return f"{start}; it was made again with other forms of its parts, and did not pass within {attempts}."
     outcome = next((c.outcome for c in result.candidates if c.name == recovery.recovered), "refused")
     end = "passes every gate" if outcome == "passed" else "passes in accuracy, though not every other gate"
-    return (
-        f"{recovery.candidate} fails on accuracy alone; with {parts} in float, as {recovery.recovered}, it {end} "
-        f"(found in {attempts})."
-    )
+    return f"{start}; with {tell_forms(recovery)}, as {recovery.recovered}, it {end} (found in {attempts})."
+
+
+def tell_forms(recovery: Recovery) -> str:
+    """Return how many parts of the recovered candidate have which other forms.
+
+    >>> parts = [RankedPart(form, (form,), 0.1, None, None, form=form) for form in ("float", "float", "")]
+    >>> tell_forms(Recovery("a", tuple(parts), 1, 6))
+    '2 of 3 parts in float'
+    """
+    counts = Counter(part.form for part in recovery.parts if part.form)
+    forms = ", ".join(f"{count} in {form}" for form, count in counts.items()) or "none in another form"
+    return forms.replace(" in", f" of {len(recovery.parts)} parts in", 1)

@@ -125,7 +125,7 @@ def answers(hard: Hard, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     # Nothing is confirmed, so that attempts share the error: each is judged at 1 - 0.05 / 6.
     alone = {"confirmation": {"share": 0}, "gates": {"min_speedup": 0.01, "max_drop": 0.01}}
     jobs = {"hard": hard.job(hard.model) | alone, "easy": hard.job(hard.easy)}
-    # No quantized model is sure to lose nothing at all.
+    # No quantized model comes so near to float.
     jobs["hopeless"] = hard.job(hard.model) | {
         "budgets": {"recovery": 1},
         "gates": {"min_speedup": None, "max_drop": 0.0},

@@ -34,7 +34,7 @@ from validators.records.run import (
     Trial,
     Variant,
 )
-from validators.records.verdicts import RankedPart, Recovery, Verdict
+from validators.records.verdicts import FrontierPoint, RankedPart, Recovery, Verdict
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -204,12 +204,17 @@ FAULT = ErrorResult(kind="SourceError", found="no version 9", expected="an exist
 ERROR = BARE.model_copy(update={"outcome": "error", "reason": "no version 9", "error": FAULT})
 LAYERS = tuple(f"/model/encoder/layer.0/attention/self/{name}/MatMul" for name in ("query", "key", "value"))
 RANKED = (
-    RankedPart("classifier", ("classifier",), None, 12.5, 300.2, kept=True, cost_us=12.4),
-    RankedPart(", ".join(LAYERS), LAYERS, 1.9, 3.1, 120.4, kept=True, cost_us=-3.6),
-    RankedPart("Add (MatMul to Reshape)", ("a", "b", "c"), 0.01, None, None, kept=True),
+    RankedPart("classifier", ("classifier",), None, 12.5, 300.2, kept=True, cost_us=12.4, form="float"),
+    RankedPart(", ".join(LAYERS), LAYERS, 1.9, 3.1, 120.4, kept=True, cost_us=3.6, form="float"),
+    RankedPart("Add (MatMul to Reshape)", ("a", "b", "c"), 0.01, None, None, kept=True, form="float"),
     *(RankedPart(f"/layer.{i}/MatMul", (f"/layer.{i}/MatMul",), 0.001 / 2**i, 2.0, 5.0) for i in range(20)),
 )
-RECOVERY = Recovery(NAMES[3], RANKED, 5, 12, CHOSEN, 41.2)
+FRONTIER = (
+    FrontierPoint(20, 0.0096, 4.0, NAMES[3].replace("@", "-20db@"), "failed"),
+    FrontierPoint(24, 0.0035, 12.5, CHOSEN, "passed"),
+    FrontierPoint(31, 0.00075, 88.25),
+)
+RECOVERY = Recovery(NAMES[3], RANKED, 2, 6, CHOSEN, frontier=FRONTIER, cost_unit="µs")
 RECOVERED = RESULT.model_copy(update={"recovery": RECOVERY})
 NO_VARIANT = RESULT.model_copy(
     update={"outcome": "no_variant", "reason": "no variant wins: of 13 candidates 12 failed", "chosen": None}

@@ -26,7 +26,8 @@ BINS, HISTOGRAM_HEIGHT = 40, 160
 def noise_spec(parts: Sequence[RankedPart]) -> Spec:
     """Return a bar chart of the parts in the given order; at least one needs a finite noise above zero.
 
-    Parts kept in float have the accent colour. The bar of a non-finite noise almost reaches the right edge.
+    Parts in another form than the candidate's own have the accent colour.
+    The bar of a non-finite noise almost reaches the right edge.
     """
     finite = [part.noise for part in parts if part.noise]
     low, high = decades(min(finite), max(finite))
@@ -82,9 +83,9 @@ def _bar(rank: int, part: RankedPart, low: float, high: float) -> Spec:
         "low": low,
         "end": end,
         "noise": noise,
-        "colour": LIGHT["accent" if part.kept else "muted"],
-        "opacity": 0.85 if part.kept else 0.5,
-        "told": f"{part.name}: {noise}{unit}{', left in float' if part.kept else ''}",
+        "colour": LIGHT["accent" if part.form else "muted"],
+        "opacity": 0.85 if part.form else 0.5,
+        "told": f"{part.name}: {noise}{unit}{f', in {part.form}' if part.form else ''}",
     }
 
 

@@ -110,11 +110,11 @@ def draw_noise(result: Result) -> Picture | None:
     parts = result.recovery.parts[:SHOWN_PARTS] if result.recovery else ()
     if not any(part.noise for part in parts):
         return None
-    worst, kept = parts[0], sum(part.kept for part in parts)
+    worst, kept = parts[0], sum(bool(part.form) for part in parts)
     unit = "" if worst.noise is None else " dB"
     description = (
         f"Noise in the output by part, for {len(parts)} parts quantized alone, the noisiest first: {worst.name}, "
-        f"{formats.decibels(worst.noise)}{unit}. {kept} of them are left in float. The table holds the same numbers."
+        f"{formats.decibels(worst.noise)}{unit}. {kept} of them have another form. The table holds the same numbers."
     )
     return Picture(noise_spec(parts), description)
 

@@ -32,7 +32,7 @@ from validators.records.run import (
     Trial,
     Variant,
 )
-from validators.records.verdicts import RankedPart, Recovery, SignOff, Verdict
+from validators.records.verdicts import FrontierPoint, RankedPart, Recovery, SignOff, Verdict
 
 TESTS = Path(__file__).parents[3] / "support"
 SCHEMA = json.loads((Path(__file__).parents[4] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
@@ -128,10 +128,11 @@ FINDINGS = Findings(
 )
 KEPT = "int8-static-minmax-pt-40db@ort-cpu"
 RANKED = (
-    RankedPart("first", ("first",), None, 780.5, 1.5, kept=True, cost_us=12.5),
+    RankedPart("first", ("first",), None, 780.5, 1.5, kept=True, cost_us=12.5, form="float"),
     RankedPart("Add (MatMul to Relu)", ("one", "two"), 0.01, None, None),
 )
-LOST = Recovery(BAD, tuple(replace(part, kept=False, cost_us=None) for part in RANKED), attempts=2, allowed=2)
+POINTS = (FrontierPoint(40, 0.0001, 2048.0, KEPT, "passed"),)
+LOST = Recovery(BAD, tuple(replace(part, kept=False, cost_us=None, form="") for part in RANKED), attempts=2, allowed=2)
 SLOW = trial(KEPT, 1.0, verdict("drop", "pass"), verdict("speedup", "fail"))
 OLD = Champion("tiny-quantized", "4", "champion-ort-cpu", "b" * 64, "a" * 64, BAD, previous="2")
 NEW = Champion("tiny-quantized", "5", "champion-ort-cpu", "1" * 64, "a" * 64, FAST, previous="4")
@@ -255,10 +256,10 @@ ENDS: dict[str, tuple[str, Findings, str, str | None, list[str]]] = {
     ),
     "what was recovered is too slow": (
         "models:/tiny/3",
-        replace(FINDINGS, trials=(FAILED, SLOW), recovery=Recovery(BAD, RANKED, 1, 12, KEPT, 3.5)),
+        replace(FINDINGS, trials=(FAILED, SLOW), recovery=Recovery(BAD, RANKED, 1, 12, KEPT)),
         "no_variant",
         None,
-        [f"; {BAD} with 1 parts in float ({KEPT}) passes in accuracy and does not pass speedup"],
+        [f"; {BAD} with 1 parts in other forms ({KEPT}) passes in accuracy and does not pass speedup"],
     ),
     "what was recovered cannot be timed": (
         "models:/tiny/3",
@@ -411,7 +412,9 @@ def test_what_could_not_be_tried_is_no_verdict(findings: Findings, outcome: str)
 
 def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
     """Whole, with nulls where there is no number; null where there was none."""
-    found = replace(FINDINGS, best=GOOD, recovery=Recovery(BAD, RANKED, 3, 12, KEPT, -1.5))
+    found = replace(
+        FINDINGS, best=GOOD, recovery=Recovery(BAD, RANKED, 3, 12, KEPT, frontier=POINTS, cost_unit="bytes")
+    )
     assert document(conclude(make_job(), found, Clock()))["recovery"] == {
         "candidate": BAD,
         "parts": [
@@ -423,6 +426,7 @@ def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
                 "activation_outlier_ratio": 1.5,
                 "kept": True,
                 "cost_us": 12.5,
+                "form": "float",
             },
             {
                 "name": "Add (MatMul to Relu)",
@@ -432,12 +436,15 @@ def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
                 "activation_outlier_ratio": None,
                 "kept": False,
                 "cost_us": None,
+                "form": "",
             },
         ],
         "attempts": 3,
         "allowed": 12,
         "recovered": KEPT,
-        "other_us": -1.5,
+        "other_us": None,
+        "frontier": [{"level_db": 40, "noise": 0.0001, "cost": 2048.0, "candidate": KEPT, "outcome": "passed"}],
+        "cost_unit": "bytes",
     }
     assert document(conclude(make_job(), FINDINGS, Clock()))["recovery"] is None
 

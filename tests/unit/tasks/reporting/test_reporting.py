@@ -19,6 +19,7 @@ from report_data import (
     CHOSEN,
     ERROR,
     EVIL,
+    FRONTIER,
     INVENTORY,
     JOB,
     LAYERS,
@@ -86,29 +87,32 @@ def test_page_ranks_worst_losses_after_a_recovery_and_only_then() -> None:
     text = render_recovered()
     Reader(text)
     section = text[text.index("Most sensitive parts") : text.index("Gates, candidate by candidate")]
-    told = f"{NAMES[3]} fails on accuracy alone; with its 3 noisiest parts in float, as {CHOSEN}, it passes every gate"
-    assert f"{told} (found in 5 of at most 12 attempts)." in section
-    table = section[section.index('<table class="parts') :]
-    assert [name.removesuffix("left in float") for name in Reader(table[: table.index("</table>") + 8]).first_cells] == [
+    told = f"{NAMES[3]} fails on accuracy alone; with 3 of 23 parts in float, as {CHOSEN}, it passes every gate"
+    assert f"{told} (found in 2 of at most 6 attempts)." in section
+    frontier, table = section.split('<table class="parts')[1:]
+    assert frontier.count("not tried") == 1 and "12.5 µs" in frontier and "-24.6" in frontier
+    table = f'<table class="parts{table}'
+    assert [name.removesuffix("in float") for name in Reader(table[: table.index("</table>") + 8]).first_cells] == [
         "classifier", f"{LAYERS[0]} +2",
         "Add (MatMul to Reshape)", *(f"/layer.{i}/MatMul" for i in range(17)),
     ]  # fmt: skip  # as the rows of the table
-    assert section.count("left in float</span>") == 3 and "and 3 more, each with less noise" in section
+    assert section.count("in float</span>") == 3 and "and 3 more, each with less noise" in section
     cells = re.findall(r'<td class="number">([^<]*)</td>', table)
-    assert cells[:10] == ["1", "not finite", "12.5", "300", "+12", "2", "+2.8", "3.10", "120", "-4"]
+    assert cells[:10] == ["1", "not finite", "12.5", "300", "+12", "2", "+2.8", "3.10", "120", "+4"]
     assert cells[10:15] == ["3", "-20.0", formats.NO_VALUE, formats.NO_VALUE, formats.NO_VALUE]
-    assert "takes +41 µs" in section and f'title="{", ".join(LAYERS)}"' in section
+    assert f'title="{", ".join(LAYERS)}"' in section
 
 
 def test_a_recovery_that_came_to_nothing_says_so() -> None:
-    lost = Recovery(NAMES[3], tuple(replace(part, kept=False, cost_us=None) for part in RANKED), 2, 2)
+    ranked = tuple(replace(part, kept=False, cost_us=None, form="") for part in RANKED)
+    lost = Recovery(NAMES[3], ranked, 2, 2, frontier=FRONTIER)
     text = render_recovered(NO_VARIANT.model_copy(update={"recovery": lost}))
     assert "did not pass within 2 of at most 2 attempts" in text
-    assert "left in float</span>" not in text and "Cost is what" not in text
+    assert "in float</span>" not in text and "Cost is what" not in text
     slow = RECOVERED.model_copy(update={"recovery": replace(RECOVERY, recovered="int8-static-minmax-pt@ort-cpu")})
     assert "it passes in accuracy, though not every other gate" in render_recovered(slow)
-    unknown = render_recovered(RESULT.model_copy(update={"recovery": replace(lost, parts=())}))
-    assert "Most sensitive parts" in unknown and '<table class="parts' not in unknown
+    unknown = render_recovered(RESULT.model_copy(update={"recovery": replace(lost, parts=(), frontier=())}))
+    assert "no other forms of its parts have less noise" in unknown and '<table class="parts' not in unknown
 
 
 @pytest.mark.parametrize("length", [10, 38, 60])
@@ -307,7 +311,7 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     recovered = markdown.verdict_markdown(RECOVERED)
     told = [line for line in recovered[recovered.index("Most sensitive parts") :].splitlines() if line.startswith("|")]
     assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 1}
-    assert [("left in float" in line) for line in told[2:]] == [True, True, True, False, False]
+    assert [("in float" in line) for line in told[2:]] == [True, True, True, False, False]
     assert "Most sensitive parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {11 - 2}
