@@ -33,7 +33,7 @@ from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
-from tasks.ptq.graph.edits import initializers
+from tasks.ptq.graph.edits import initializers, scratch
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.graph.rotate import make_rotated
 from tasks.ptq.kv_cache import make_cache_ranges
@@ -324,9 +324,10 @@ def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
     return tuple(builder.settings(job, run.evidence, names, accuracy_batch=most) for names in capabilities)
 
 
-def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, folder: Path) -> _Ranking:
+def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, _folder: Path) -> _Ranking:
     float_model, quantize = float_graph(candidate, materials), _quantize(candidate, materials)
-    everything = quantize(float_model, (), folder / "all.onnx")
+    with scratch() as folder:
+        everything = quantize(float_model, (), folder / "all.onnx")
     graph = onnx.load(float_model, load_external_data=False).graph
     parts = find_parts(graph, everything, by_input=candidate.dynamic)
     with run.clock.work("rank parts"):
@@ -353,10 +354,10 @@ def cost_unit(run: LoadedRun, candidate: Candidate) -> str:
     return "µs" if find_target(candidate.target).profiles else "MACs"
 
 
-def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit: str, folder: Path) -> _Forms:
+def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit: str, _folder: Path) -> _Forms:
     if candidate.precision == "int8":
         ranking = materials.ranking(candidate)
-        costs = _float_costs(run, materials, candidate, unit, [one.part for one in ranking], folder)
+        costs = _float_costs(run, materials, candidate, unit, [one.part for one in ranking])
         forms = [
             (Form("int8", one.noise, 0.0), Form(FLOAT, 0.0, cost)) for one, cost in zip(ranking, costs, strict=True)
         ]
@@ -369,19 +370,25 @@ def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit
     if find_target(candidate.target).facts.generates:
         nodes = {node for part in parts for node in part.nodes.nodes}
         with noise_meter(float_model, nodes, _quantize(plain, materials), *_noise_inputs(run)) as noise_of:
-            factors = [noise_of(nodes) / sum(part.forms[0].noise for part in parts)] * len(parts)
-    else:
-        noises = {node: one.noise for one in materials.ranking(plain) for node in one.part.nodes}
-        factors = [
-            sum(noises.get(node.removesuffix("_MatMul"), noises.get(node, 0.0)) for node in part.nodes.nodes)
-            / part.forms[0].noise
-            for part in parts
-        ]
-    return _Forms(tuple(_scaled(part, factor) for part, factor in zip(parts, factors, strict=True)))
+            whole = noise_of(nodes)
+        error = sum(part.forms[0].noise for part in parts)
+        return _Forms(tuple(_scaled(part, whole, error) for part in parts))
+    noises = {node: one.noise for one in materials.ranking(plain) for node in one.part.nodes}
+
+    def noise_in_output(part: Part) -> float:
+        # `split_gemm` calls the product of a Gemm by another name than the ranking.
+        return sum(noises.get(node, noises.get(node.removesuffix("_MatMul"), 0.0)) for node in part.nodes.nodes)
+
+    return _Forms(tuple(_scaled(part, noise_in_output(part), part.forms[0].noise) for part in parts))
 
 
-def _scaled(part: Part, factor: float) -> Part:
-    return replace(part, forms=tuple(replace(form, noise=form.noise * factor) for form in part.forms))
+def _scaled(part: Part, noise: float, error: float) -> Part:
+    """Return a part with the noise of its forms in the output, where that of some error in its own form is `noise`.
+
+    A weight without any error, such as zeros, has no noise in any form.
+    """
+    forms = (replace(form, noise=form.noise / error * noise if form.noise else 0.0) for form in part.forms)
+    return replace(part, forms=tuple(forms))
 
 
 def _float_costs(
@@ -390,7 +397,6 @@ def _float_costs(
     candidate: Candidate,
     unit: str,
     parts: Sequence[SensitivePart],
-    folder: Path,
 ) -> list[float]:
     """Return what each part costs more in float than in INT8, in the unit.
 
@@ -410,10 +416,10 @@ def _float_costs(
     macs = [sum(counted.get(node, 0) + 1.0 for node in part.nodes) for part in parts]
     if unit == "MACs":
         return macs
-    quantized = folder / "int8.onnx"
-    _quantize(candidate, materials)(model, (), quantized)
     settings = session_settings(candidate, 1, run.libraries).without_spinning()
-    with run.clock.work("profile parts"):
+    with run.clock.work("profile parts"), scratch() as folder:
+        quantized = folder / "int8.onnx"
+        _quantize(candidate, materials)(model, (), quantized)
         in_float, in_int8 = profile_costs([model, quantized], batch, settings)
     known = [part_cost(part.nodes, in_int8.by_node, in_float.by_node) for part in parts]
     of_known = sum(cost for cost in known if cost is not None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from dataclasses import replace
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tasks.engines.openvino_decoder.shipped import model as decoder_model
 from tasks.engines.openvino_decoder.shipped.model import OpenVinoDecoder
 from tasks.ptq.eight_bit.tied import untie
 from tasks.ptq.graph.rotate import rotate
-from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, plan_weights, quantize_weights
 from tasks.runtimes.runner import open_runner
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
@@ -83,6 +84,22 @@ def test_scores_through_the_cache_are_those_of_onnx_runtime(
         (found,) = runner.run({"input_ids": tokens}, ["logits"])
     assert found.dtype == np.float32 and found.shape == (3, 20, TOKENS)
     np.testing.assert_allclose(found, expected(path, tokens), atol=2e-4)
+
+
+def test_weights_in_several_forms_give_the_scores_of_onnx_runtime(tmp_path: Path) -> None:
+    """INT4 in blocks of 32, 64 and 128 beside INT8, as a search mixes them."""
+    path, tokens = written(tmp_path), windows(3, 20)
+    plain = expected(path, tokens)
+    weights = BlockWeights("rtn", 32, True, accuracy_level=0)
+    cycled = [BlockForm(4, 64), BlockForm(8, 128), BlockForm(4, 128), BlockForm(4, 32)]
+    names = [site.node.name for site in plan_weights(onnx.load(path).graph, weights).sites]
+    forms = dict(zip(names, cycle(cycled), strict=False))
+    report = quantize_weights(path, path, replace(weights, forms=forms))
+    assert set(report.quantized.values()) == {4, 8}
+    with open_runner(path, SETTINGS) as runner:
+        (found,) = runner.run({"input_ids": tokens}, ["logits"])
+    np.testing.assert_allclose(found, expected(path, tokens), atol=2e-4)
+    assert np.abs(found - plain).max() > 0.1
 
 
 @pytest.mark.parametrize(("layers", "windows_at"), [([], [0, 1]), ([1], [1])])
