@@ -59,7 +59,7 @@ def label(part: RankedPart, length: int = LABEL_LENGTH) -> str:
 
 
 FRONTIER_COLUMNS = (
-    Column("Noise dB"),
+    Column("Noise below dB"),
     Column("Predicted dB"),
     Column("Cost"),
     Column("Candidate", "code name"),
@@ -67,19 +67,26 @@ FRONTIER_COLUMNS = (
 )
 
 
+# Divisors and words of units of cost.
+UNITS = {"MACs": (1e6, "million MACs"), "bytes": (1e6, "MB"), "µs": (1.0, "µs")}
+
+
 def frontier_table(recovery: Recovery) -> ReportTable:
-    """Return the points of the search, cheapest first, with the candidates that were made of them."""
+    """Return the points that a search tried, and the next ones beside them, cheapest first; the result document has all."""
+    tried = {index for index, point in enumerate(recovery.frontier) if point.candidate}
+    shown = [point for index, point in enumerate(recovery.frontier) if tried & {index - 1, index, index + 1}]
+    divisor, unit = UNITS.get(recovery.cost_unit, (1.0, recovery.cost_unit))
     rows: list[list[Cell | str]] = [
         [
             f"-{point.level_db}",
             formats.decibels(point.noise),
-            f"{formats.significant(point.cost)} {recovery.cost_unit}",
+            f"{formats.significant(point.cost / divisor)} {unit}",
             Cell(point.candidate or formats.NO_VALUE),
             point.outcome or "not tried",
         ]
-        for point in recovery.frontier
+        for point in shown
     ]
-    kinds = ["kept" * (bool(point.candidate) and point.candidate == recovery.recovered) for point in recovery.frontier]
+    kinds = ["kept" * (bool(point.candidate) and point.candidate == recovery.recovered) for point in shown]
     return ReportTable("parts", "the frontier of cost and noise", FRONTIER_COLUMNS, rows, kinds)
 
 
