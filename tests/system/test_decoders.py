@@ -102,10 +102,15 @@ def runs(place: Path) -> dict[str, Answer]:
     def int8(target: str) -> dict[str, Any]:
         return {"candidates": [f"{INT8}@{target}"]}
 
+    # INT4 that loses too much for its gate, which other forms of some weights meet.
+    gates = {"max_drop": 0.0105, "min_speedup": None}
+    searched = {"candidates": ["int4-g128-rtn@ort-genai"], "objective": "size", "gates": gates}
+
     calls = [
         *(make_call(place, f"champion-{target}", "lm", target, measurement=measurement) for target in TARGETS),
         make_call(place, "greedy", "lm", **several, **int8("ort-genai")) | stays,
         *(make_call(place, f"function-{target}", "lm", target, **own, **int8(target)) | stays for target in TARGETS),
+        make_call(place, "search", "lm", **searched) | stays,
     ]
     return run_jobs(place / "state", place / "run", calls, plain=True, QUANTGATE_ALLOWED_HOOKS=f"judging:*@{place}")
 
@@ -154,6 +159,23 @@ def test_decoder_becomes_a_champion_that_answers_prompts(place: Path, runs: dict
     assert ran.returncode == 0, ran.stderr[-3000:]
     # Random tokens are no whole characters: onnxruntime-genai shows a text differently from its tokens one by one.
     assert both[0] in ran.stdout if target == "openvino-decoder" else ran.stdout.startswith("this is")
+
+
+def test_search_finds_forms_of_weights_that_pass(runs: dict[str, Answer]) -> None:
+    answer = runs["search"]
+    assert answer.result is not None, answer.said
+    by_name = {one["name"]: one for one in answer.result["candidates"]}
+    recovery = answer.result["recovery"]
+    assert recovery["candidate"] == "int4-g128-rtn@ort-genai" and recovery["recovered"], answer.said
+    plain, found = by_name[recovery["candidate"]], by_name[recovery["recovered"]]
+    # A champion that is smaller stays; the forms pass the gate that the plain candidate does not.
+    outcomes = [next(one for one in each["verdicts"] if one["gate"] == "drop")["outcome"] for each in (plain, found)]
+    assert outcomes == ["inconclusive", "pass"]
+    assert recovery["cost_unit"] == "bytes" and recovery["attempts"] <= 6
+    (point,) = (point for point in recovery["frontier"] if point["candidate"] == found["name"])
+    # Codes and scales are all that the files differ in, but for attributes and the names of constants.
+    assert found["size_bytes"] - plain["size_bytes"] == pytest.approx(point["cost"], abs=1000)
+    assert {part["form"] for part in recovery["parts"]} - {""} <= {"int4-g64", "int4-g32", "int8-g64", "int8-g32"}
 
 
 def test_greedy_match_judges_answers_that_are_known(runs: dict[str, Answer]) -> None:

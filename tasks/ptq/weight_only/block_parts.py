@@ -17,8 +17,8 @@ from tasks.ptq.weight_only.int4_grid import MIDDLE_BYTE, Floats, round_to_bytes,
 from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, grams_of, plan_weights
 from validators.graph.stored import load_model
 
-# Other forms than a candidate's own. Blocks of 16 cost 2 bits a weight for their scales.
-OTHER_FORMS = (BlockForm(4, 128), BlockForm(4, 64), BlockForm(4, 32), BlockForm(8, 128))
+# Block sizes of other forms than a candidate's own. Blocks of 16 cost 2 bits a weight for their scales.
+SIZES = (128, 64, 32)
 
 
 def find_block_parts(model: Path, weights: BlockWeights, grams: Mapping[str, Gram]) -> tuple[Part, ...]:
@@ -34,20 +34,31 @@ def find_block_parts(model: Path, weights: BlockWeights, grams: Mapping[str, Gra
     graph = load_model(model).graph
     plan = plan_weights(graph, weights)
     seen, constants = grams_of(plan.sites, grams), initializers(graph)
-    own = BlockForm(weights.bits, weights.block_size)
-    forms = (own, *(form for form in OTHER_FORMS if form != own))
     found = []
     for key in dict.fromkeys(site.key for site in plan.sites):
         sites = [site for site in plan.sites if site.key == key]
         weight, gram = weight_of(constants, key), gram_of(key, plan.sites, seen).matrix
         nodes = tuple(site.node.name for site in sites)
         alternatives = []
-        for form in forms:
+        for form in forms_of(len(weight), BlockForm(weights.bits, weights.block_size)):
             rounded = _rounded(weight, replace(weights, bits=form.bits, block_size=form.block_size))
             noise = float(output_error(rounded - weight, gram).sum())
             alternatives.append(Form(form.name, noise, _bytes(weight.shape, form, weight.itemsize, weights.symmetric)))
         found.append(Part(SensitivePart(", ".join(nodes), nodes), tuple(alternatives)))
     return tuple(found)
+
+
+def forms_of(rows: int, own: BlockForm) -> tuple[BlockForm, ...]:
+    """Return the forms of a weight with so many rows: its own, INT4 in other blocks, and INT8 in the largest blocks.
+
+    Blocks divide the rows: OpenVINO computes a weight with a part of a block in float.
+
+    >>> [form.name for form in forms_of(576, BlockForm(4, 32))]
+    ['int4-g32', 'int4-g64', 'int8-g64']
+    """
+    whole = [size for size in SIZES if rows % size == 0]
+    others = (*(BlockForm(4, size) for size in whole), BlockForm(8, whole[0] if whole else own.block_size))
+    return (own, *(form for form in others if form != own))
 
 
 def _rounded(weight: Floats, weights: BlockWeights) -> Floats:

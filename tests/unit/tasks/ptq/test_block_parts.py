@@ -63,7 +63,7 @@ def test_noise_and_bytes_are_those_of_the_file(
     parts = find_block_parts(model, weights, gram(x))
     assert [part.nodes.nodes for part in parts] == [("make y",), ("make z",)]
     names = [form.name for form in parts[0].forms]
-    assert names == ["int4-g64", "int4-g128", "int4-g32", "int8-g128"]
+    assert names == ["int4-g64", "int4-g32", "int8-g64"]
     for index, name in enumerate(names):
         forms = {f"make {y}": BlockForm.read(name) for y in "yz"}
         settings = BlockWeights("rtn", 64, symmetric, accuracy_level=0, forms=forms)
@@ -88,7 +88,7 @@ def test_each_weight_has_its_form_in_the_file(model: Path, x: NDArray[np.float32
         part.nodes.nodes[0]: BlockForm.read(part.forms[form].name)
         for part, form in zip(parts, point.assignment, strict=True)
     }
-    assert forms["make z"] == BlockForm(8, 128)
+    assert forms["make z"] == BlockForm(8, 64)
     settings = BlockWeights("rtn", 64, True, accuracy_level=0, forms=forms)
     report = quantize_weights(model, tmp_path / "made.onnx", settings)
     assert report.quantized == {name: form.bits for name, form in forms.items()}
