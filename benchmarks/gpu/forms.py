@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpu.apart import apart
-from tasks.engines.inductor.compile import run_compiler
+from tasks.engines.inductor.compiler import run_compiler
 from tasks.engines.inductor.coverage import measure
 from tasks.measure.inventory import usable_cores
 from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES

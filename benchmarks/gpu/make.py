@@ -147,8 +147,8 @@ class Workshop:
         def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
             raise CandidateRefused(
                 kind="unsupported",
-                found=f"{candidate.name}, which keeps the most sensitive parts in float",
-                expected="a candidate without -keep",
+                found=f"{candidate.name}, which ranks the parts of the model",
+                expected="a candidate without -<N>db",
                 fix="parts are ranked in a run of quantgate, not here",
             )
 

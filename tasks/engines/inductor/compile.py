@@ -1,6 +1,6 @@
 """Passes of the targets `torch-inductor` and `torch-cuda`: the source's program, quantized and compiled, or a given one.
 
-The compilation runs in a process of its own; `compile_process` describes its order.
+The compilation runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Any
 
 import numpy as np
 import onnx
 
 from tasks.engines.given import compare_with_source
-from tasks.engines.inductor.compile_process import ANSWER
+from tasks.engines.inductor.compiler import run_compiler
 from tasks.ptq.build_variant import Materials, weight_bits
-from tasks.runtimes.confined import PATIENCE_SECONDS, WRITTEN_BYTES, WRITTEN_SIZES, confined_environment, run_module
+from tasks.runtimes.confined import WRITTEN_BYTES, WRITTEN_SIZES
 from validators.errors import CandidateRefused
 from validators.graph.program_interface import read_interface
 from validators.job.candidate_name import Candidate
@@ -106,46 +105,6 @@ def _compile(order: dict[str, Any], materials: Materials, path: Path, batches: S
         told = run_compiler(order, folder)
     path.with_name(SECONDS).write_text(json.dumps(told["seconds"]), encoding="utf-8")
     return dict(told["changes"])
-
-
-def run_compiler(
-    order: dict[str, Any], folder: Path, *, module: str = "tasks.engines.inductor.compile_process"
-) -> dict[str, Any]:
-    """Run the compiling process for an order, with its files in `folder`; return its answer: `seconds` and `changes`.
-
-    `module` is the process's main module; another one prepares torch and then calls this one's.
-
-    Raises:
-        CandidateRefused: `invalid`: torch does not quantize or compile the program; `infrastructure`: the process is killed.
-    """
-    # Its own cache, so that a compilation takes as long as the first one did; one compiler, beside other candidates.
-    own = {
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
-    try:
-        env = confined_environment(folder) | own
-        done = run_module(module, env=env, timeout=PATIENCE_SECONDS, input=json.dumps(order), cwd=folder)
-        ended = f"ended with exit status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:200]}"
-    except TimeoutExpired:
-        ended = f"was not finished after {PATIENCE_SECONDS:.0f} s"
-    if not (folder / ANSWER).exists():
-        raise CandidateRefused(
-            kind="infrastructure",
-            found=f"the process that compiles {order['program']} {ended}",
-            expected="a process that finishes the package",
-            fix="check free memory and disk, and run again",
-        )
-    told: dict[str, Any] = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
-    if "error" in told:
-        raise CandidateRefused(
-            kind="invalid",
-            found=f"TorchInductor does not compile the program: {told['error']}",
-            expected="a program whose operators TorchInductor compiles for this device",
-            fix="take candidates of another engine",
-        )
-    return told
 
 
 def compile_seconds(package: Path) -> float | None:
