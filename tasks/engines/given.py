@@ -20,6 +20,7 @@ import onnx
 from tasks.ptq.graph.edits import Names
 from tasks.runtimes.decoder_session import LOGITS, TOKENS, decoder_specs, has_caches
 from tasks.runtimes.runner import Runner, open_runner
+from tasks.runtimes.torch_program import RANGES
 from validators.digests import digest_file, weights_of
 from validators.errors import CandidateRefused, SourceError
 from validators.graph.interfaces import spec_of
@@ -38,8 +39,6 @@ from validators.untrusted.torch_program import check_program
 if TYPE_CHECKING:  # the code of quantizers is no part of what a given file is made by
     from tasks.ptq.build_variant import Materials
 
-# Key in the metadata of a compiled program: ranges of activations come from each request.
-RANGES = "ranges_at_run_time"
 # Copies or compiles a given file to the path of an artifact, with the names of the materials' source; returns what the file
 # says of its maker.
 TakeUp = Callable[[GivenFile, Path, "Materials"], str]

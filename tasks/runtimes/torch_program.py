@@ -10,6 +10,9 @@ from validators.untrusted.torch_program import container_types
 if TYPE_CHECKING:
     import torch
 
+# Key in the metadata of a compiled program: ranges of activations come from each request.
+RANGES = "ranges_at_run_time"
+
 
 def load_program(path: Path) -> torch.export.ExportedProgram:
     """Load an exported program, with lists in place of containers of other libraries, such as ModelOutput.

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.engines.given import RANGES
 from tasks.runtimes.confined import confine, first_cause
-from tasks.runtimes.torch_program import load_program
+from tasks.runtimes.torch_program import RANGES, load_program
 
 ANSWER = "answer.json"
 
