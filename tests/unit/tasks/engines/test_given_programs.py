@@ -18,9 +18,10 @@ from onnx import TensorProto, helper
 from processors import AMX, source_alone
 
 from tasks.engines.catalog import find_target
-from tasks.engines.given import RANGES, files_of, has_ranges_at_run_time
+from tasks.engines.given import files_of, has_ranges_at_run_time
 from tasks.engines.inductor import compile as inductor
 from tasks.engines.variants import refuse_other_targets
+from tasks.runtimes.torch_program import RANGES
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
 from validators.job.given_file import GivenFile

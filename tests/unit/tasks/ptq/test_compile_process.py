@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,18 @@ import torch
 
 from tasks.engines.inductor import compile_process, programs
 from tasks.runtimes.confined import confined_environment
+from validators.source_code import OURS
+
+
+def test_pytorch_alone_can_compile() -> None:
+    """The machine of `make gpu-first` has neither onnx nor a runtime of it."""
+    code = (
+        "import sys\n"
+        "for name in ('onnx', 'onnxruntime', 'pydantic'): sys.modules[name] = None\n"
+        "import tasks.engines.inductor.compile_process, tasks.engines.inductor.compiler"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=OURS.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_gpu_has_its_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_scores_through_the_cache_are_those_of_onnx_runtime(
     np.testing.assert_allclose(found, expected(path, tokens), atol=2e-4)
 
 
-def test_weights_in_several_forms_give_the_scores_of_onnx_runtime(tmp_path: Path) -> None:
+def test_weights_in_several_forms_score_as_in_onnx_runtime(tmp_path: Path) -> None:
     """INT4 in blocks of 32, 64 and 128 beside INT8, as a search mixes them."""
     path, tokens = written(tmp_path), windows(3, 20)
     plain = expected(path, tokens)
