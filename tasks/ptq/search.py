@@ -29,7 +29,7 @@ Assignment = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """A form of one part: `noise` is what it adds to the output, over the output's power; `cost` is above 0 or 0.
+    """A form of one part: `noise` is what it adds to the output, over the output's power; `cost` is at least 0.
 
     `name` is `int8` or `float` for a part of an INT8 candidate, and like `int4-g32` for a weight in blocks.
     """

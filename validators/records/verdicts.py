@@ -74,7 +74,8 @@ class RankedPart:
     say how far the largest channel lies above the others, null for a part without weights or where that is not known.
     `form` is the one that the part has in the recovered candidate, such as `float` or `int8-g128`, empty where it is the
     candidate's own; `kept` parts are in float. `cost_us` are the microseconds a request that the kernels of the part take more
-    in float, by the runtime's profile: indicative, and null where kernels cannot be told apart or were not timed.
+    in float, by the runtime's profile: indicative, estimated from its multiply-accumulates where kernels cannot be told apart,
+    and null where none were timed.
     """
 
     name: str
