@@ -250,9 +250,10 @@ def test_busy_machine_gives_no_interval_unless_the_job_allows_it(other: str, tin
     assert (measured.pairs, measured.launches) == (1, 1) and measured.p50_ms > 0
     assert measured.speedup.value > 0 and measured.speedup.low is None and measured.speedup.high is None
     assert measured.conditions.repeated == 2
-    assert measured.conditions.other_cores + measured.conditions.stolen_cores > 0.3
+    # The mean over two blocks, of which at least one had more than the 0.3 cores that are allowed.
+    assert measured.conditions.other_cores + measured.conditions.stolen_cores > 0.15
     assert lenient.disturbance == "" and lenient.pairs == 6 and lenient.speedup.low is not None
-    assert lenient.conditions.other_cores > 0.3
+    assert lenient.conditions.other_cores > 0.15
 
 
 def test_a_model_beside_itself_is_itself(tiny: Tiny, tmp_path: Path) -> None:
