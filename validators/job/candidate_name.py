@@ -106,6 +106,8 @@ class Candidate:
     bias_corrected: bool = False
     fast: bool = False
     sqnr_db: int = 0
+    # Of earlier versions, whose champions have it in their names; no such candidate is made any more.
+    kept_parts: int = 0
     block_size: int | None = None
     weight_method: WeightMethod | None = None
     asymmetric: bool = False
@@ -242,6 +244,7 @@ _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
 _SMOOTH = _flag("smooth", "smooth")
 _ROTATED = _flag("rotated", "rot")
 _BF16 = _flag("bf16_floats", "bf16")
+_KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
 _SEARCHED = NameWord("sqnr_db", {f"{level}db": level for level in range(1, 100)}, optional=True)
 
 # To add a word, add its field to `Candidate` and the word here; `recipe_words.py` describes candidates to people.
@@ -261,11 +264,12 @@ RECIPES: tuple[Recipe, ...] = (
             NameWord("weight_method", {"learned": "learned"}, optional=True),
             _flag("bias_corrected", "bc"),
             _flag("fast", "fast"),
+            _KEEP,
             _SEARCHED,
             _BF16,
         ),
     ),
-    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _SEARCHED)),
+    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _KEEP, _SEARCHED)),
     Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}), _ROTATED)),
     Recipe(
         "int4",

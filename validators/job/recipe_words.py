@@ -49,6 +49,7 @@ def describe(candidate: Candidate) -> str:
     steps += ", biases corrected" if candidate.bias_corrected else ""
     steps += fast
     kept = f", parts left in float until noise is {candidate.sqnr_db} dB below the output" if candidate.sqnr_db else ""
+    kept += f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{rotated}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words

@@ -109,6 +109,9 @@ TABLE = {
     "int8-static-mse-pc-smooth-bc-9db@ort-cpu": Candidate(
         "int8", "ort-cpu", range_method="mse", granularity="pc", smooth=True, bias_corrected=True, sqnr_db=9
     ),
+    "int8-static-minmax-pc-keep2@ort-cpu": Candidate(
+        "int8", "ort-cpu", range_method="minmax", granularity="pc", kept_parts=2
+    ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
     "int8-dynamic-pt-smooth-99db@ort-cpu": Candidate(
