@@ -12,6 +12,7 @@ from tasks.engines.given import TakeUp
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.slow_parts import SlowParts
+from tasks.runtimes.kernels import Costs
 from validators.errors import Missing
 from validators.graph.lint import Rule, RuntimeFacts
 from validators.job.candidate_name import Candidate, Precision
@@ -27,6 +28,9 @@ Pass = Callable[[Candidate, Materials, Path], dict[str, int]]
 # Returns the session settings of a candidate for this number of threads; the mapping is the job's `provider_options`. The
 # candidate `fp32` without fusions is the source as it is: the baseline.
 Session = Callable[[Candidate, int, Libraries, Mapping[str, str]], SessionSettings]
+
+# Costs of models on a batch, with the session settings of a candidate.
+ProfileCosts = Callable[[Sequence[Path], Arrays, SessionSettings], list[Costs]]
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class Engine:
     raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
-    they are judged. `searches` has the precisions whose parts may get other forms (`tasks.ptq.search`); `profiles`: ONNX
-    Runtime's profile tells how long each part takes. `artifact` is the name of the file that its passes write. `takes` has the
+    they are judged. `searches` has the precisions whose parts may get other forms (`tasks.ptq.search`); `profile_costs`
+    returns what models cost by the runtime's own profile, which take turns. `artifact` is the name of the file that its passes write. `takes` has the
     endings of files of other tools that it runs, each with what takes one up. `decoder_bytes` reads the bytes of a candidate's
     decoder from its artifact, and `compile_seconds` how long its compilation took.
     """
@@ -90,7 +94,7 @@ class Engine:
         "rules alone: no session is opened for this target"
     )
     searches: frozenset[Precision] = frozenset()
-    profiles: bool = False
+    profile_costs: ProfileCosts | None = None
     artifact: str = "model.onnx"
     takes: Mapping[str, TakeUp] = field(default_factory=dict)
     builder: Builder | None = None
@@ -101,8 +105,10 @@ class Engine:
         """Check that the fields are consistent.
 
         Raises:
-            ValueError: a precision is both made and refused.
+            ValueError: a precision is both made and refused, or INT8 is searched without a profile.
         """
+        if "int8" in self.searches and self.profile_costs is None:
+            raise ValueError(f"{self.name}: `searches` has int8, whose forms cost what `profile_costs` returns")
         wrong = sorted(self.passes.keys() & self.refused.keys())
         if wrong:
             raise ValueError(f"{self.name}: {', '.join(wrong)} in both `passes` and `refused`")

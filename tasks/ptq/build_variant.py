@@ -243,7 +243,8 @@ def quantize_without(
     if candidate.precision == "int8":
         return quantize_int8(candidate, materials, model, path, keep_float=keep_float).quantized
     nodes = {node.name for node in onnx.load(model, load_external_data=False).graph.node}
-    made = quantize_weights(model, path, block_weights(candidate), exclude=keep_float).quantized
+    report = quantize_weights(model, path, block_weights(candidate), exclude=keep_float)
+    made = [*report.quantized, *report.looked_up]
     # `split_gemm` calls the product of a Gemm by its name.
     return [name if name in nodes else name.removesuffix("_MatMul") for name in made]
 

@@ -34,6 +34,7 @@ def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:
 def weight_changes(report: WeightOnlyReport, left: str) -> dict[str, int]:
     """Count the changes of a weight-only pass; `left` prefixes the reasons of the nodes left out."""
     changes = {"embedding and head as one table in INT8": len(report.tied)} if report.tied else {}
+    changes |= {f"embedding in INT{bits}": count for bits, count in Counter(report.looked_up.values()).items()}
     changes["Gemm split into MatMul and Add"] = report.gemm_split
     changes |= {f"MatMul in INT{bits}": count for bits, count in Counter(report.quantized.values()).items()}
     changes |= count_reasons(left, report.left.values())

@@ -116,12 +116,12 @@ def point_of(parts: Sequence[Part], assignment: Assignment, level_db: int) -> As
 
 
 def find_frontier(parts: Sequence[Part]) -> tuple[Assigned, ...]:
-    """Return the points of all levels above the candidate's own, cheapest first, one for each assignment.
+    """Return the points of all levels from the cheapest forms on, cheapest first, one for each assignment but the candidate's.
 
     The last point still has a part in another form than float.
     """
-    own = sum(part.forms[0].noise for part in parts)
-    lowest = max(LEVELS[0], math.floor(signal_to_noise(own)) + 1) if 0 < own < math.inf else LEVELS[0]
+    most = sum(part.forms[_undominated(part.forms)[0]].noise for part in parts)
+    lowest = max(LEVELS[0], math.floor(signal_to_noise(most))) if 0 < most < math.inf else LEVELS[0]
     points: list[Assigned] = []
     for level in range(lowest, LEVELS[-1] + 1):
         point = find_point(parts, level)
@@ -135,9 +135,9 @@ def find_frontier(parts: Sequence[Part]) -> tuple[Assigned, ...]:
 
 
 def signal_to_noise(noise: float) -> float:
-    """Return the ratio of signal to noise in decibels of a noise above 0 over the power of the output.
+    """Return the ratio of signal to noise in decibels of a noise over the power of the output.
 
-    >>> signal_to_noise(0.01)
-    20.0
+    >>> signal_to_noise(0.01), signal_to_noise(0)
+    (20.0, inf)
     """
-    return -10 * math.log10(noise)
+    return -10 * math.log10(noise) if noise else math.inf

@@ -228,7 +228,7 @@ def _repeat_timing(job: Job, findings: Findings) -> str:
 def _tell_recovery(findings: Findings) -> str:
     """Describe why recovery did not give a winner."""
     recovery = findings.recovery
-    if recovery is None:
+    if recovery is None or recovery.passes:
         return ""
     if recovery.recovered is None:
         return (

@@ -54,7 +54,7 @@ def verdict_markdown(result: Result) -> str:
         if table := confirmation_table(result):
             parts.append(table.without("Baseline", "When chosen").markdown())
     if result.recovery is not None:
-        parts.append(as_markdown(f"Most sensitive parts: {tell_recovery(result)}"))
+        parts.append(as_markdown(f"Forms of the parts: {tell_recovery(result)}"))
         if noisiest := parts_table(result.recovery, NOISIEST_PARTS):
             parts.append(noisiest.markdown())
     return "\n\n".join(parts) + "\n"

@@ -68,7 +68,7 @@ FRONTIER_COLUMNS = (
 
 
 # Divisors and words of units of cost.
-UNITS = {"MACs": (1e6, "million MACs"), "bytes": (1e6, "MB"), "µs": (1.0, "µs")}
+UNITS = {"bytes": (1e6, "MB"), "µs": (1.0, "µs")}
 
 
 def frontier_table(recovery: Recovery) -> ReportTable:
@@ -95,12 +95,16 @@ def tell_recovery(result: Result) -> str:
     recovery = result.recovery
     if recovery is None:
         return ""
-    start = f"{recovery.candidate} fails on accuracy alone"
+    start = f"{recovery.candidate} {'passes' if recovery.passes else 'fails on accuracy alone'}"
     attempts = f"{recovery.attempts} of at most {recovery.allowed} attempts"
+    if not recovery.frontier and recovery.passes:
+        beside = "no candidate that fails on accuracy alone is better by more than a ninth"
+        return f"{start}. Its parts have no cheaper forms, and {beside}."
     if not recovery.frontier:
         return f"{start}, and no other forms of its parts have less noise."
     if recovery.recovered is None:
-        return f"{start}; it was made again with other forms of its parts, and did not pass within {attempts}."
+        which = "cheaper" if recovery.passes else "other"
+        return f"{start}; it was made again with {which} forms of its parts, and did not pass within {attempts}."
     outcome = next((c.outcome for c in result.candidates if c.name == recovery.recovered), "refused")
     end = "passes every gate" if outcome == "passed" else "passes in accuracy, though not every other gate"
     return f"{start}; with {tell_forms(recovery)}, as {recovery.recovered}, it {end} (found in {attempts})."

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from tasks.engines.catalog import code_of_engine, find_target
+from tasks.engines.engine import ProfileCosts
 from tasks.engines.given import files_of
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.evidence.given.source import with_local_file
@@ -39,7 +40,7 @@ from tasks.ptq.graph.rotate import make_rotated
 from tasks.ptq.kv_cache import make_cache_ranges
 from tasks.ptq.search import FLOAT, Form, Part
 from tasks.ptq.sensitivity import SensitivePart, Sensitivity, find_parts, noise_meter, rank_parts
-from tasks.ptq.slow_parts import SlowParts, find_slow_parts, profile_costs
+from tasks.ptq.slow_parts import SlowParts, find_slow_parts
 from tasks.ptq.weight_only.block_parts import find_block_parts
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
@@ -308,7 +309,7 @@ def _make_slow_parts(
 
         # Others may compute at the same time: one thread waits for no other.
         settings = session_settings(candidate, 1, run.libraries).without_spinning()
-        measure = partial(profile_costs, batch=batch, settings=settings)
+        measure = partial(_costs_on_target(candidate), batch=batch, settings=settings)
         return find_slow_parts(float_graph(candidate, materials), quantize, measure)
 
 
@@ -348,10 +349,8 @@ def _noise_inputs(run: LoadedRun) -> tuple[Samples, str, SessionSettings]:
 
 
 def cost_unit(run: LoadedRun, candidate: Candidate) -> str:
-    """Return the unit of what forms of a candidate's parts cost: `bytes`, `µs` or `MACs`."""
-    if candidate.precision != "int8" or run.job.objective == "size":
-        return "bytes"
-    return "µs" if find_target(candidate.target).profiles else "MACs"
+    """Return the unit of what forms of a candidate's parts cost: `bytes` or `µs`."""
+    return "bytes" if candidate.precision != "int8" or run.job.objective == "size" else "µs"
 
 
 def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit: str, _folder: Path) -> _Forms:
@@ -363,7 +362,8 @@ def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit
         ]
         return _Forms(tuple(map(Part, (one.part for one in ranking), forms)))
     float_model = float_graph(candidate, materials)
-    parts = find_block_parts(float_model, block_weights(candidate), materials.grams(candidate, float_model))
+    grams, bits = materials.grams(candidate, float_model), materials.pairs.table_bits
+    parts = find_block_parts(float_model, block_weights(candidate), grams, table_bits=bits)
     # Errors of weights become noise in the judged output by one factor for each part, or one for all of a decoder: to quantize
     # hundreds of its products one after the other takes longer than the candidates that it could save.
     plain = replace(candidate, weight_method="rtn")
@@ -414,18 +414,22 @@ def _float_costs(
     batch = request_batch(run.evidence, run.job.measurement.points[0])
     counted = dict(macs_as_written(model, batch))
     macs = [sum(counted.get(node, 0) + 1.0 for node in part.nodes) for part in parts]
-    if unit == "MACs":
-        return macs
     settings = session_settings(candidate, 1, run.libraries).without_spinning()
     with run.clock.work("profile parts"), scratch() as folder:
         quantized = folder / "int8.onnx"
         _quantize(candidate, materials)(model, (), quantized)
-        in_float, in_int8 = profile_costs([model, quantized], batch, settings)
+        in_float, in_int8 = _costs_on_target(candidate)([model, quantized], batch, settings)
     known = [part_cost(part.nodes, in_int8.by_node, in_float.by_node) for part in parts]
     of_known = sum(cost for cost in known if cost is not None)
     per_mac = of_known / max(1.0, sum(one for one, cost in zip(macs, known, strict=True) if cost is not None))
     least = LEAST_COST * in_float.total / sum(macs)
     return [max(one * least, one * per_mac if cost is None else cost) for one, cost in zip(macs, known, strict=True)]
+
+
+def _costs_on_target(candidate: Candidate) -> ProfileCosts:
+    profile_costs = find_target(candidate.target).profile_costs
+    assert profile_costs, "engines without a profile refuse -fast, and search no INT8"
+    return profile_costs
 
 
 def part_cost(nodes: tuple[str, ...], quantized: Mapping[str, float], in_float: Mapping[str, float]) -> float | None:

@@ -1,4 +1,4 @@
-"""Step 6, second half: search the cheapest forms of the parts of a candidate that fails on accuracy alone."""
+"""Step 6, second half: search the cheapest forms of a candidate's parts with which its accuracy passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tasks.engines.catalog import find_target
 from tasks.ptq.build_variant import ranked_form
-from tasks.ptq.search import FLOAT, Assigned, Part, find_frontier
+from tasks.ptq.search import FLOAT, Assigned, Part, find_frontier, point_of
 from tasks.ptq.sensitivity import Sensitivity
 from tasks.run.context import log
 from tasks.run.loaded_run import LoadedRun
@@ -42,22 +42,27 @@ class Recovered:
 
 
 def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]) -> Recovered:
-    """Recover the most promising failed candidate, with the cheapest forms of its parts with which its accuracy passes.
+    """Find the cheapest forms of the parts of the most promising candidate with which its accuracy passes.
 
-    Each attempt is a candidate with its own name, `...-40db@ort-cpu`. The result holds the attempts that fail, and the cheapest
-    that passes. Only that one is timed, since a lower noise only costs more.
+    That candidate fails on accuracy alone, or it is the best that passes: of INT4 by the objective `size`, smaller forms of its
+    weights are tried, and others have none. Each attempt is a candidate with its own name, `...-40db@ort-cpu`. The result holds
+    the attempts that fail, and the cheapest that passes. Only that one is timed, since a lower noise only costs more.
     """
     chosen = choose_recovered(trials, run.job.objective)
     if chosen is None or not run.job.budgets.recovery:
         return Recovered()
     candidate = decode(chosen.candidate)
-    log.info("recovering %s: its accuracy alone does not pass", candidate.name)
+    passes = chosen.outcome == "passed"
+    if not is_worth_a_search(chosen, run.job.objective):
+        return Recovered((), Recovery(chosen.candidate, (), 0, run.job.budgets.recovery, passes=True))
+    log.info("%s %s", "searching smaller forms of" if passes else "recovering", candidate.name)
     try:
         parts = materials_of(run).parts(ranked_form(candidate))
     except CandidateRefused as error:
         log.info("nothing was recovered: %s; expected %s", error.found, error.expected)
-        return Recovered((), Recovery(chosen.candidate, (), 0, run.job.budgets.recovery))
-    frontier = find_frontier(parts)
+        return Recovered((), Recovery(chosen.candidate, (), 0, run.job.budgets.recovery, passes=passes))
+    own = point_of(parts, (0,) * len(parts), 0)
+    frontier = [one for one in find_frontier(parts) if (one.cost < own.cost if passes else one.noise < own.noise)]
     names = [replace(candidate, sqnr_db=point.level_db).name for point in frontier]
     judged_data = with_stricter_confidence(judged_data_of(run, baseline))
     attempts: dict[str, Trial] = {}
@@ -68,10 +73,10 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         attempts[name] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
-    cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, _first_guess(chosen, frontier))
+    cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, _first_guess(chosen, own, frontier))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
-    drawn = tuple(_as_record(parts, point, attempts.get(name)) for point, name in zip(frontier, names, strict=True))
+    drawn = tuple(_as_record(own, point, attempts.get(name)) for point, name in zip(frontier, names, strict=True))
     recovery = Recovery(
         chosen.candidate,
         _as_parts(run, candidate, parts, None if cheapest is None else frontier[cheapest]),
@@ -79,6 +84,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         run.job.budgets.recovery,
         frontier=drawn,
         cost_unit=cost_unit(run, candidate),
+        passes=passes,
     )
     failed = tuple(attempts[name] for name in names if name in attempts and attempts[name].outcome != "passed")
     if cheapest is None:
@@ -128,26 +134,25 @@ def find_cheapest(attempt: Callable[[int], bool | None], count: int, budget: int
     return holds if holds < count else None
 
 
-def _first_guess(trial: Trial, frontier: Sequence[Assigned]) -> int:
-    """Return the first point whose noise is as far below the candidate's as the bound of its losses is below their values."""
-    if not frontier:
-        return 0
-    excess = [
-        (verdict.high if verdict.direction == "at_most" and verdict.high is not None else verdict.value) / verdict.bound
-        for verdict in trial.against
-        if verdict.value is not None and verdict.direction == "at_most" and verdict.bound > 0
+def _first_guess(trial: Trial, own: Assigned, frontier: Sequence[Assigned]) -> int:
+    """Return the first point whose noise is to the candidate's own as the bound of its losses is to their values."""
+    shares = [
+        (verdict.value if verdict.high is None else verdict.high) / verdict.bound
+        for verdict in trial.verdicts
+        if verdict.gate in LOSSES and verdict.value is not None and verdict.direction == "at_most" and verdict.bound > 0
     ]
-    ratio = max(excess, default=1.0)
-    if not math.isfinite(ratio):
+    share = max(shares, default=1.0)
+    if not math.isfinite(share) or share <= 0:
         return len(frontier) // 2
-    wanted = frontier[0].level_db + 10 * math.log10(max(1.0, ratio))
-    return next((index for index, point in enumerate(frontier) if point.level_db >= wanted), len(frontier) - 1)
+    most = own.noise / share
+    return next((index for index, point in enumerate(frontier) if point.noise <= most), max(0, len(frontier) - 1))
 
 
 def choose_recovered(trials: tuple[Trial, ...], objective: str = "latency") -> Trial | None:
     """Return the measured trial to recover, by `choose_promising`; None if there is none.
 
-    Smaller files are better by the objective `size`, so that a candidate there counts with the inverse of its bytes.
+    Smaller files are better by the objective `size`, so that a candidate there counts with the inverse of its bytes. If none is
+    to be recovered, it is the best that passes, if its parts can have other forms.
     """
 
     def worth_of(trial: Trial) -> float | None:
@@ -155,14 +160,26 @@ def choose_recovered(trials: tuple[Trial, ...], objective: str = "latency") -> T
             return 1 / trial.variant.size_bytes if trial.variant else None
         return trial.latency.speedup.value if trial.latency else None
 
-    passed = [value for trial in trials if trial.outcome == "passed" and (value := worth_of(trial)) is not None]
+    passed = {
+        trial.candidate: value
+        for trial in trials
+        if trial.outcome == "passed" and (value := worth_of(trial)) is not None
+    }
     worth = {
         trial.candidate: (value, drop_of(trial))
         for trial in trials
         if fails_on_accuracy_alone(trial) and is_recoverable(trial.candidate) and (value := worth_of(trial)) is not None
     }
-    chosen = choose_promising(worth, max(passed, default=0.0))
+    chosen = choose_promising(worth, max(passed.values(), default=0.0))
+    if chosen is None and passed:
+        best = max(passed, key=passed.__getitem__)
+        chosen = best if is_recoverable(best) else None
     return next((trial for trial in trials if trial.candidate == chosen), None)
+
+
+def is_worth_a_search(chosen: Trial, objective: str) -> bool:
+    """Return False if other forms of the parts of this candidate are only slower or larger, and it passes."""
+    return chosen.outcome != "passed" or (objective == "size" and decode(chosen.candidate).precision == "int4")
 
 
 def choose_promising(worth: Mapping[str, tuple[float, float]], passed: float) -> str | None:
@@ -203,11 +220,10 @@ def is_recoverable(name: str) -> bool:
     return is_plain and not is_scaled and candidate.precision in find_target(candidate.target).searches
 
 
-def _as_record(parts: Sequence[Part], point: Assigned, trial: Trial | None) -> FrontierPoint:
+def _as_record(own: Assigned, point: Assigned, trial: Trial | None) -> FrontierPoint:
     """Return a point as a record; its cost is what it costs more than the candidate's own forms."""
-    own = sum(part.forms[0].cost for part in parts)
     made = (trial.candidate, trial.outcome or "") if trial else ("", "")
-    return FrontierPoint(point.level_db, point.noise, point.cost - own, *made)
+    return FrontierPoint(point.level_db, point.noise, point.cost - own.cost, *made)
 
 
 def _as_parts(

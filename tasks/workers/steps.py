@@ -23,7 +23,7 @@ from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_baseline import measure_baseline
 from tasks.trials.measure_latency import can_measure_beside_fp16, measure_beside_fp16, measure_latency
-from tasks.trials.recover import Recovered, choose_recovered, recover_trials
+from tasks.trials.recover import Recovered, choose_recovered, is_worth_a_search, recover_trials
 from tasks.trials.user_step import run_own_step
 from tasks.workers.device_limits import device_phase, timing_phase
 from tasks.workers.orders import Order, code_version, keep_answer, place_marker, place_of, read_arguments
@@ -62,7 +62,8 @@ def try_candidate(run: LoadedRun, baseline: Accuracy, name: str) -> Trial:
 
 
 def _may_recover(run: Run, _: Accuracy, trials: tuple[Trial, ...]) -> bool:
-    return run.job.budgets.recovery > 0 and choose_recovered(trials, run.job.objective) is not None
+    chosen = choose_recovered(trials, run.job.objective) if run.job.budgets.recovery else None
+    return chosen is not None and is_worth_a_search(chosen, run.job.objective)
 
 
 def _has_own_step(run: Run, _record: str, trials: tuple[Trial, ...]) -> bool:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from tasks.champion.manifest import runtime_requirements
 from tasks.engines.catalog import find_target
 from tasks.engines.given import take_up
 from tasks.engines.openvino import session as openvino
-from tasks.engines.openvino.kernels import ExecutedStep, kernels_by_node, products_behind
+from tasks.engines.openvino.coverage import profile_costs
+from tasks.engines.openvino.kernels import ExecutedStep, executed_steps, kernels_by_node, products_behind
 from tasks.engines.openvino.pairs import PAIRS
 from tasks.engines.openvino.shipped.model import message_of
 from tasks.engines.variants import refuse_other_targets, session_settings
@@ -560,3 +562,56 @@ def test_a_broken_file_of_openvino_is_refused(their_ir: Path, tiny: Tiny, tmp_pa
         take_up(
             find_target("openvino").takes[".xml"], given, tmp_path / "taken.xml", OPENVINO, source_alone(tiny.model)
         )
+
+
+# What a part costs
+
+
+def test_times_leave_out_the_first_requests() -> None:
+    """Counters are means of all requests so far: a first one of 9 ms, then blocks of 40 and of 20 microseconds each."""
+    durations = [9000.0, 100.0, *[40.0] * 4, *[20.0] * 4]
+    done: list[float] = []
+
+    def told() -> Any:
+        info = {
+            "execTimeMcs": str(round(sum(done) / len(done))),
+            "layerType": "FullyConnected",
+            "primitiveType": "brgemm_avx512_i8",
+            "originalLayersNames": "product",
+        }
+        step = SimpleNamespace(
+            get_rt_info=lambda: {key: SimpleNamespace(astype=lambda _, value=value: value) for key, value in info.items()},
+            get_friendly_name=lambda: "product",
+            inputs=lambda: [],
+        )
+        return SimpleNamespace(get_ordered_ops=lambda: [step])
+
+    compiled = SimpleNamespace(get_runtime_model=told)
+    for blocks, expected in ((1, 40.0), (2, 20.0)):
+        done.clear()
+        (step,) = executed_steps(compiled, lambda: done.append(durations[len(done)]), requests=4, warm_up=2, blocks=blocks)
+        assert step.microseconds == pytest.approx(expected, abs=(2 + 4 * blocks) / 4)
+
+
+def test_what_a_product_costs_has_what_follows_it(tmp_path: Path) -> None:
+    """Eight times the columns, with an activation behind: its share of the request is the larger one."""
+    small, large = drawn(FEATURES, 64).astype(FLOAT), drawn(64, 2048).astype(FLOAT)
+    nodes = [
+        helper.make_node("MatMul", ["x", "small"], ["a"], name="small product"),
+        helper.make_node("Erf", ["a"], ["b"], name="between"),
+        helper.make_node("MatMul", ["b", "large"], ["c"], name="large product"),
+        helper.make_node("Erf", ["c"], ["y"], name="behind"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "two products",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", FEATURES])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2048])],
+        [onnx.numpy_helper.from_array(small, "small"), onnx.numpy_helper.from_array(large, "large")],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    (costs,) = profile_costs([path], {"x": drawn(64, FEATURES).astype(FLOAT)}, OPENVINO)
+    assert costs.timed and costs.by_node.keys() == {"small product", "large product"}
+    assert costs.by_node["large product"] > costs.by_node["small product"] > 0
+    assert sum(costs.by_node.values()) <= costs.total

@@ -192,7 +192,7 @@ class Result(_Document):
     baseline: BaselineResult | None = None
     candidates: list[CandidateResult] = []
     recovery: Recovery | None = None
-    """Recovery of the fastest candidate that failed on accuracy alone; null if none was tried."""
+    """Search of other forms of a candidate's parts; null if none was tried."""
     chosen: str | None = None
     sign_off: SignOffResult | None = None
     """Null where the job has nobody asked, or there was nothing to ask."""

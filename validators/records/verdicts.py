@@ -105,12 +105,12 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Recovery of a candidate that failed on accuracy alone: the cheapest forms of its parts with which it passes.
+    """Search of the cheapest forms of a candidate's parts with which its accuracy passes.
 
+    The candidate failed on accuracy alone or, with `passes`, is the best that passes; `frontier` are its cheaper forms then.
     `parts` are all that the candidate quantizes, the noisiest first; `attempts` of at most `allowed` variants were made;
     `recovered` is the cheapest candidate whose accuracy passes, or null. `frontier` are the forms that it was searched in,
-    cheapest first, with costs in `cost_unit`: microseconds, multiply-accumulates or bytes. `other_us` is null in results of
-    this version.
+    cheapest first, with costs in `cost_unit`: microseconds or bytes. `other_us` is null in results of this version.
     """
 
     candidate: str
@@ -121,3 +121,4 @@ class Recovery:
     other_us: float | None = None
     frontier: tuple[FrontierPoint, ...] = ()
     cost_unit: str = ""
+    passes: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tasks.engines.availability import Availability, describe_missing, install
@@ -13,11 +13,13 @@ from tasks.engines.openvino.facts import FACTS
 from tasks.engines.openvino.pairs import PAIRS
 from tasks.ptq.build_variant import Materials, int8_form, plain_float_form, weights_form
 from tasks.ptq.forms import refuse_any
+from tasks.runtimes.kernels import Costs
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
 from validators.job.given_file import GivenFile
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
+from validators.samples.datasets import Arrays
 from validators.target_facts import OPENVINO
 
 # Channels of an activation that share a scale where the runtime quantizes it, before products with weights in integers: by its
@@ -81,6 +83,12 @@ def refuse_recipe(candidate: Candidate) -> None:
     refuse_any(candidate.target, wrong)
 
 
+def _profile_costs(models: Sequence[Path], batch: Arrays, settings: SessionSettings) -> list[Costs]:
+    from tasks.engines.openvino.coverage import profile_costs  # needs the package, too
+
+    return profile_costs(models, batch, settings)
+
+
 def _take_ir(given: GivenFile, path: Path, materials: Materials) -> str:
     from tasks.engines.openvino.ir import take_ir  # needs the package, which the catalogue of engines does not
 
@@ -103,6 +111,7 @@ ENGINE = Engine(
     refuse_recipe=refuse_recipe,
     check_device=_check_device,
     searches=frozenset({"int8"}),
+    profile_costs=_profile_costs,
     takes={".onnx": take_onnx, ".xml": _take_ir},
 )
 ENGINES = (ENGINE,)

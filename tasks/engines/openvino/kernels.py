@@ -2,8 +2,8 @@
 
 `CompiledModel.get_runtime_model()` describes each executed step (OpenVINO documentation, "Runtime info"; read from version
 2026.4): `layerType` such as `FullyConnected`, `primitiveType` such as `brgemm_avx512_i8`, which ends with the type that it
-computes in (I8 is UINT8 as well), `execTimeMcs` of the last request, and `originalLayersNames`, the nodes of the file that it
-stands for. Steps that ran before the first request, on constants alone, say `not_executed`.
+computes in (I8 is UINT8 as well), `execTimeMcs`, the mean of all requests so far, and `originalLayersNames`, the nodes of the
+file that it stands for. Steps that ran before the first request, on constants alone, say `not_executed`.
 
 A product has the name of its node, with a suffix after a slash, or the name of an operator that was fused into it: attention
 becomes one step with the names of its softmax and of one of its products.
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
+import numpy as np
 import onnx
 
 from tasks.engines.openvino.shipped.model import PROVIDER
@@ -62,18 +62,24 @@ class ExecutedStep:
 
 
 def executed_steps(
-    compiled: Any, request: Callable[[], object], *, requests: int, warm_up: int
+    compiled: Any, request: Callable[[], object], *, requests: int, warm_up: int, blocks: int = 1
 ) -> tuple[ExecutedStep, ...]:
-    """Return the executed steps of a model compiled with `PERF_COUNT`, with the median times of `requests` requests."""
-    times: dict[str, list[float]] = {}
-    for number in range(warm_up + requests):
-        request()
-        if number >= warm_up:
-            for step in _executed(compiled.get_runtime_model()):
-                times.setdefault(step.get_friendly_name(), []).append(float(_told(step, "execTimeMcs")))
-    return tuple(
-        _describe(step, median(times[step.get_friendly_name()])) for step in _executed(compiled.get_runtime_model())
-    )
+    """Return the executed steps of a model compiled with `PERF_COUNT`, with their times in a request.
+
+    A time is the mean over a block of `requests` requests, and the shortest of the blocks.
+    """
+    totals: list[dict[str, float]] = []
+    for block in range(blocks + 1):
+        for _ in range(requests if block else warm_up):
+            request()
+        done = warm_up + block * requests
+        # The counter is the mean of all requests so far, so that the first one, which is slow, would stay in it.
+        graph = list(_executed(compiled.get_runtime_model()))
+        totals.append({step.get_friendly_name(): done * float(_told(step, "execTimeMcs")) for step in graph})
+    before = {name: [total.get(name, 0.0) for total in totals] for name in totals[-1]}
+    times = {name: min(np.diff(total)) / requests for name, total in before.items()}
+    # Counters are whole microseconds.
+    return tuple(_describe(step, max(0.0, times[step.get_friendly_name()])) for step in graph)
 
 
 def _executed(graph: Any) -> Iterator[Any]:
@@ -158,6 +164,25 @@ def _node_of(name: str, nodes: Collection[str]) -> str:
 def kernel_times(steps: Iterable[ExecutedStep]) -> tuple[KernelTime, ...]:
     """Return the steps as kernels with their times."""
     return tuple(KernelTime(step.name, step.kernel.name, PROVIDER, step.microseconds) for step in steps)
+
+
+def product_times(steps: Iterable[ExecutedStep], behind: Mapping[str, str]) -> dict[str, float]:
+    """Return the microseconds of each product, with those of the steps behind it; `behind` maps the names of nodes to products.
+
+    A step of several products counts for each of them in equal parts.
+
+    >>> kernel = Kernel("FullyConnected brgemm_avx512_i8", is_low_precision=True)
+    >>> steps = [ExecutedStep("a", kernel, "FullyConnected", ("a",), 9.0), ExecutedStep("x", kernel, "Eltwise", ("gelu",), 1.0)]
+    >>> product_times(steps, {"a": "a", "gelu": "a"})
+    {'a': 10.0}
+    """
+    times: dict[str, float] = {}
+    for step in steps:
+        nodes = {_node_of(name, behind) for name in (*step.nodes, step.name)} - {""}
+        products = {node for node in nodes if behind[node] == node} or {behind[node] for node in nodes}
+        for product in products:
+            times[product] = times.get(product, 0.0) + step.microseconds / len(products)
+    return times
 
 
 def products_behind(graph: onnx.GraphProto, products: Collection[str]) -> dict[str, str]:

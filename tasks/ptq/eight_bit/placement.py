@@ -224,7 +224,7 @@ class PairRules:
     `int32_bias`: a quantized bias of the products, without alpha and beta. `in_half`: float16 tensors may have pairs.
     `place_weights` is the plan for weights alone, if the engine finds ranges at run time by itself; else operators find them.
     `rest_at_run_time`: what has no pairs gets ranges at run time too. `untied`: a constant that an embedding and a product read
-    is stored for each of them.
+    is stored for each of them. `table_bits` are those of embeddings in blocks.
     """
 
     place: Callable[[PlacementTask], Placement] = place_explicitly
@@ -235,6 +235,7 @@ class PairRules:
     place_weights: Callable[[onnx.GraphProto, Collection[str]], Placement] | None = None
     rest_at_run_time: bool = False
     untied: bool = False
+    table_bits: tuple[int, ...] = (8, 4)
 
 
 EXPLICIT = PairRules()

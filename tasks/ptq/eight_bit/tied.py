@@ -1,6 +1,6 @@
-"""Tied embeddings in INT8 or INT4: one table is both the embedding and, transposed, the weight of the head.
+"""Embedding tables in INT8 or INT4; a tied one is also, transposed, the weight of the head.
 
-Quantizing the head alone makes the file larger, since the embedding keeps the float table. Here GatherBlockQuantized and
+Quantizing a tied head alone makes the file larger, since the embedding keeps the float table. Here GatherBlockQuantized and
 MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the same bytes, MatMulNBits through a Reshape:
 
     codes        uint8 [tokens, K * bits / 8]            as MatMulNBits has them: [tokens, blocks, block_size * bits / 8]
@@ -10,7 +10,8 @@ MatMulNBits (both com.microsoft, ONNX Runtime's ContribOperators.md) read the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +40,8 @@ TableBits = Literal[4, 8]
 HEAD = f"{MICROSOFT}:MatMulNBits"
 # Rows of the table rounded at once: float64 of 49,152 tokens would take 226 MB.
 ROWS_AT_ONCE = 4096
+# Numbers of an embedding that is worth its blocks: less than a quarter of a megabyte stays as it is.
+LEAST_NUMBERS = 2**16
 # Block sizes to choose from when a table shares its bytes with no head: larger ones take fewer bytes and lose more accuracy.
 TABLE_BLOCKS = (128, 64, 32, 16)
 
@@ -47,7 +50,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """A constant `[tokens, K]` whose only readers are Gather nodes (along axis 0) and the Transposes of some sites."""
+    """A constant `[tokens, K]` whose only readers are Gather nodes (along axis 0), and if it is tied the Transposes of sites."""
 
     constant: str
     gathers: tuple[str, ...]
@@ -113,18 +116,36 @@ def untie(model: Path) -> int:
     return made
 
 
-def find_tables(graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int) -> tuple[EmbeddingTable, ...]:
-    """Return the tied embeddings among the sites' weights whose rows divide into whole blocks. All nodes must have names."""
-    tables = []
-    for name in dict.fromkeys(site.constant for site in sites if site.transposed):
+def find_tables(
+    graph: onnx.GraphProto, sites: Sequence[Site], *, block_size: int, exclude: Collection[str] = ()
+) -> tuple[EmbeddingTable, ...]:
+    """Return the embeddings whose rows divide into whole blocks: tied ones, and others of `LEAST_NUMBERS` float32 numbers.
+
+    All nodes must have names. A table that one of the nodes `exclude` looks up is left out.
+    """
+    tables, constants = [], initializers(graph)
+    looked_up = (node.input[0] for node in graph.node if operator_of(node) == "Gather" and node.input[0] in constants)
+    for name in dict.fromkeys(looked_up):
+        table = constants[name]
         readers = [node for node in graph.node if name in names_read(node)]
         gathers = [node for node in readers if operator_of(node) == "Gather" and attribute(node, "axis", 0) == 0]
         of_table = tuple(site for site in sites if site.constant == name)
         others = len(readers) - len(gathers) - sum(operator_of(node) == "Transpose" for node in readers)
-        whole = all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
-        if gathers and not others and whole and all(node.input[0] == name for node in gathers):
+        if others or any(node.name in exclude or node.input[0] != name for node in gathers):
+            continue
+        if of_table:
+            taken = bool(gathers) and all(site.transposed and site.shape[0] % block_size == 0 for site in of_table)
+        else:
+            taken = len(gathers) == len(readers) and _is_embedding(table, block_size)
+        if taken:
             tables.append(EmbeddingTable(name, tuple(node.name for node in gathers), of_table))
     return tuple(tables)
+
+
+def _is_embedding(table: onnx.TensorProto, block_size: int) -> bool:
+    if len(table.dims) != 2 or table.data_type != onnx.TensorProto.FLOAT or table.dims[1] % block_size:
+        return False
+    return math.prod(table.dims) >= LEAST_NUMBERS and bool(np.isfinite(to_array(table)).all())
 
 
 def round_rows(table: NDArray[Any], *, bits: TableBits, block_size: int) -> Rows:
@@ -178,6 +199,7 @@ def quantize_table(
 
     Bits of None leave the embedding, or the head, in float. Equal bits are stored once.
     """
+    head_bits = head_bits if table.sites else None
     stored = {
         bits: store_table(graph, table.constant, names, bits=bits, block_size=block_size)
         for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits)

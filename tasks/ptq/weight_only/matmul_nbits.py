@@ -5,7 +5,7 @@ hqq    fractional zero points by half-quadratic splitting: no data, asymmetric
 gptq   error compensation from channel to channel, by the Gram matrix of the activations
 awq    channels scaled and ranges clipped by the Gram matrix; one Mul per activation where factors cannot be folded
 
-A tied embedding becomes INT8 for both the embedding and the head, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
+An embedding becomes INT8, and a tied one for the head too, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
 GPTQ and AWQ treat each layer separately, with activations of the float model: activations behind quantized layers, which
 differ slightly, are not collected.
 """
@@ -78,9 +78,9 @@ class BlockForm:
 class BlockWeights:
     """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
-    Of INT4, `mixed_percent` of the numbers stay in INT8, or `forms` has the other forms of weights, by the nodes that read
-    them. `accuracy_level` is that of MatMulNBits. Of a tied embedding, the look-up gets `embedding_bits` and the head
-    `head_bits`, rounded to nearest; None means float.
+    Of INT4, `mixed_percent` of the numbers stay in INT8, or `forms` has the other forms of weights and of embeddings that are
+    not tied, by the nodes that read them. `accuracy_level` is that of MatMulNBits. Of an embedding, the look-up gets
+    `embedding_bits` and a tied head `head_bits`, rounded to nearest; None means float.
     """
 
     method: WeightMethod
@@ -138,16 +138,21 @@ def quantize_weights(
         weights = replace(weights, accuracy_level=0)
     new: dict[str, list[onnx.NodeProto]] = {}
     names = Names(proto.graph)
+    looked_up: dict[str, int] = {}
     for table in tables:
+        form = weights.forms.get(table.gathers[0])
+        embedding_bits = form.bits if form else weights.embedding_bits
         new |= quantize_table(
             proto.graph,
             table,
             names,
-            embedding_bits=weights.embedding_bits,
+            embedding_bits=embedding_bits,
             head_bits=weights.head_bits,
-            block_size=weights.block_size,
+            block_size=form.block_size if form else weights.block_size,
             accuracy_level=weights.accuracy_level,
         )
+        if embedding_bits and not table.sites:
+            looked_up |= dict.fromkeys(table.gathers, embedding_bits)
     bits = _replace(proto, sites, seen, scaling, weights, new, names)
     if interface_of(proto.graph) != before:
         raise _invalid(
@@ -156,7 +161,9 @@ def quantize_weights(
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
     counts = list(scaling.placed.values())
-    tied = tuple(table.constant for table in tables if weights.embedding_bits or weights.head_bits)
+    tied = tuple(
+        table.constant for table in tables if table.sites and (weights.embedding_bits or weights.head_bits)
+    )
     return WeightOnlyReport(
         {site.node.name: bits[site.key] for site in sites},
         plan.skipped.left,
@@ -164,12 +171,13 @@ def quantize_weights(
         counts.count("folded"),
         counts.count("inserted"),
         tied,
+        looked_up,
     )
 
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """Tied embeddings of a graph, the other sites, and what is skipped."""
+    """Embeddings of a graph, the sites that are no heads of tied ones, and what is skipped."""
 
     tables: tuple[EmbeddingTable, ...]
     sites: tuple[Site, ...]
@@ -180,12 +188,14 @@ def plan_weights(graph: onnx.GraphProto, weights: BlockWeights, *, exclude: Coll
     """Find what a candidate quantizes, after tying embeddings again, splitting Gemms and naming nodes in `graph`.
 
     Raises:
-        CandidateRefused: `unsupported`: there is nothing; `invalid`: `exclude` has an unknown name.
+        CandidateRefused: `unsupported`: there is no product, or nothing at all outside `exclude`; `invalid`: `exclude` has an
+            unknown name.
     """
     retie(graph)
     plan = find_sites(graph, block_size=weights.block_size, exclude=exclude, bits=weights.bits)
-    _check_any(plan)
-    tables = find_tables(graph, plan.sites, block_size=weights.block_size)
+    tables = find_tables(graph, plan.sites, block_size=weights.block_size, exclude=exclude)
+    if not plan.sites and not (exclude and tables):
+        raise _nothing(plan)
     heads = {site.node.name for table in tables for site in table.sites}
     return WeightPlan(tables, tuple(site for site in plan.sites if site.node.name not in heads), plan)
 
@@ -232,15 +242,14 @@ def _check_valid(path: Path, what: str, fix: str) -> None:
         ) from error
 
 
-def _check_any(plan: SitePlan) -> None:
-    if not plan.sites:
-        but = "; ".join(f"{name}: {why}" for name, why in list(plan.left.items())[:5])
-        raise CandidateRefused(
-            kind="unsupported",
-            found="no MatMul or Gemm with a constant weight" + (f" to quantize ({but})" if but else ""),
-            expected="at least one: weight-only exists for these alone",
-            fix="take a candidate that quantizes activations too",
-        )
+def _nothing(plan: SitePlan) -> CandidateRefused:
+    but = "; ".join(f"{name}: {why}" for name, why in list(plan.left.items())[:5])
+    return CandidateRefused(
+        kind="unsupported",
+        found="no MatMul or Gemm with a constant weight" + (f" to quantize ({but})" if but else ""),
+        expected="at least one: weight-only exists for these alone",
+        fix="take a candidate that quantizes activations too",
+    )
 
 
 def _invalid(found: str, expected: str, fix: str) -> CandidateRefused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +54,9 @@ class SitePlan:
 class WeightOnlyReport:
     """Result of a pass over weights alone.
 
-    `quantized` maps nodes to the bits of their weights. `left` maps every MatMul, Gemm and custom operator that stays in float
-    to the reason. AWQ's factors were folded into producers or inserted as a Mul. `tied`: the constants of tied embeddings.
+    `quantized` maps nodes to the bits of their weights, `looked_up` the Gather nodes of embeddings that are not tied. `left`
+    maps every MatMul, Gemm and custom operator that stays in float to the reason. AWQ's factors were folded into producers or
+    inserted as a Mul. `tied`: the constants of tied embeddings.
     """
 
     quantized: dict[str, int]
@@ -64,6 +65,7 @@ class WeightOnlyReport:
     factors_folded: int = 0
     factors_inserted: int = 0
     tied: tuple[str, ...] = ()
+    looked_up: dict[str, int] = field(default_factory=dict)
 
 
 def find_sites(graph: onnx.GraphProto, *, block_size: int, exclude: Collection[str], bits: int = 4) -> SitePlan:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.eight_bit.tied import LEAST_NUMBERS
 from tasks.ptq.search import find_frontier
 from tasks.ptq.weight_only.block_parts import find_block_parts
 from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, quantize_weights
@@ -118,3 +119,44 @@ def test_forms_are_refused_where_methods_exclude_them(
     with pytest.raises(CandidateRefused) as refused:
         quantize_weights(model, tmp_path / "made.onnx", weights)
     assert words in refused.value.found
+
+
+def test_an_embedding_has_forms_too(tmp_path: Path) -> None:
+    """Each row is looked up once: its noise and bytes are those of the file, and a second sample counts as often."""
+    tokens = LEAST_NUMBERS // 256
+    random = np.random.default_rng(3)
+    table, weight = random.normal(size=(tokens, 256)).astype(np.float32), np.eye(256, COLUMNS, dtype=np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="look up"),
+        helper.make_node("MatMul", ["rows", "weight"], ["y"], name="product"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "embedding",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", COLUMNS]),
+            helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 256]),
+        ],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(weight, "weight")],
+    )
+    model = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), model)
+    wide = table.astype(np.float64)
+    seen = {"rows": Gram(wide.T @ wide, np.abs(wide).mean(axis=0), tokens)}
+    twice = {"rows": seen["rows"] + seen["rows"]}
+    part = find_block_parts(model, OWN, seen)[-1]
+    assert part.nodes.nodes == ("look up",)
+    names = [form.name for form in part.forms]
+    assert names == ["int8-g64", "int4-g128", "int4-g64", "int4-g32", "int8-g128"]
+    for form in part.forms:
+        weights = BlockWeights("rtn", 64, True, forms={"look up": BlockForm.read(form.name)})
+        quantize_weights(model, tmp_path / "made.onnx", weights)
+        session = ort.InferenceSession(str(tmp_path / "made.onnx"), providers=["CPUExecutionProvider"])
+        (rows,) = session.run(["rows"], {"ids": np.arange(tokens)})
+        assert form.noise == pytest.approx(np.square(np.asarray(rows, np.float64) - table).sum(), rel=1e-4)
+        stored = onnx.load(tmp_path / "made.onnx").graph.initializer
+        assert form.cost == sum(numpy_helper.to_array(one).nbytes for one in stored if one.name.startswith("table"))
+    again = find_block_parts(model, OWN, twice, table_bits=(8,))[-1]
+    assert [form.name for form in again.forms] == ["int8-g64", "int8-g128"]
+    assert again.forms[0].noise == pytest.approx(2 * part.forms[0].noise)

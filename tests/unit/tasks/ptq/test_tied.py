@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
-from tasks.ptq.eight_bit.tied import TableBits, retie, round_rows
-from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
+from tasks.ptq.eight_bit.tied import LEAST_NUMBERS, TableBits, retie, round_rows
+from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, quantize_weights
+from validators.errors import CandidateRefused
 
 TOKENS, BLOCK = 48, 16
 
@@ -139,3 +140,41 @@ def test_what_is_no_tied_embedding_is_left_alone(why: str, model: Path, tmp_path
     report = quantize_weights(model, tmp_path / "v.onnx", weights, exclude=exclude)
     assert report.tied == () and "table" in constants_of(tmp_path / "v.onnx")
     assert "Gather" in operators(tmp_path / "v.onnx")
+
+
+def test_an_embedding_of_its_own_is_in_blocks(tmp_path: Path) -> None:
+    """INT8 unasked, INT4 if its node's form says so; one of few numbers, one read elsewhere and one excluded stay in float."""
+    tokens = LEAST_NUMBERS // K
+    tables = {name: normal(tokens, K) for name in ("whole", "summed", "left")} | {"small": normal(tokens - 1, K)}
+    nodes = [node("Gather", f"{name} ids", f"{name}_row") for name in tables]
+    nodes += [
+        node("Sum", " ".join(f"{name}_row" for name in tables), "s"),
+        node("ReduceMean", "summed", "mean", keepdims=0),
+        node("Add", "s mean", "a"),
+        node("MatMul", "a w", "b"),
+        node("Add", "b x", "y"),
+    ]
+    constants = {**tables, "ids": np.array([7], np.int64), "w": normal(K, K)}
+    model = save(tmp_path / "m.onnx", nodes, constants)
+    for bits in (8, 4):
+        forms = {} if bits == 8 else {"whole_row_Gather": BlockForm(4, BLOCK)}
+        weights = BlockWeights("rtn", BLOCK if bits == 8 else 32, True, forms=forms)
+        report = quantize_weights(model, tmp_path / "v.onnx", weights, exclude=["left_row_Gather", "b_MatMul"])
+        assert report.looked_up == {"whole_row_Gather": bits} and (report.tied, report.quantized) == ((), {})
+        made = constants_of(tmp_path / "v.onnx")
+        assert {"small", "summed", "left"} <= made.keys() and "whole" not in made
+        x, row = normal(5, K), tables["whole"][7:8]
+        shift = (one_by_one(row, bits) - row) @ constants["w"]
+        np.testing.assert_allclose(run(tmp_path / "v.onnx", x) - run(model, x), np.tile(shift, (5, 1)), atol=1e-4)
+
+
+def test_an_embedding_alone_is_quantized_for_its_noise_only(tmp_path: Path) -> None:
+    """A ranking quantizes it without the products; no candidate of INT4 is made of look-ups alone."""
+    nodes = [node("Gather", "table ids", "row"), node("MatMul", "x w", "p"), node("Add", "p row", "y")]
+    constants = {"table": normal(LEAST_NUMBERS // K, K), "ids": np.array([7], np.int64), "w": normal(K, K)}
+    model = save(tmp_path / "m.onnx", nodes, constants)
+    report = quantize_weights(model, tmp_path / "v.onnx", BlockWeights("rtn", BLOCK, True), exclude=["p_MatMul"])
+    assert list(report.looked_up.values()) == [8] and not report.quantized
+    save(tmp_path / "m.onnx", [nodes[0], node("Add", "x row", "y")], constants)
+    with pytest.raises(CandidateRefused, match="no MatMul or Gemm"):
+        quantize_weights(model, tmp_path / "v.onnx", BlockWeights("rtn", BLOCK, True))

@@ -83,10 +83,10 @@ def render_recovered(result: Result = RECOVERED) -> str:
 
 
 def test_page_ranks_worst_losses_after_a_recovery_and_only_then() -> None:
-    assert "Most sensitive parts" not in render()
+    assert "Forms of the parts" not in render()
     text = render_recovered()
     Reader(text)
-    section = text[text.index("Most sensitive parts") : text.index("Gates, candidate by candidate")]
+    section = text[text.index("Forms of the parts") : text.index("Gates, candidate by candidate")]
     told = f"{NAMES[3]} fails on accuracy alone; with 3 of 23 parts in float, as {CHOSEN}, it passes every gate"
     assert f"{told} (found in 2 of at most 6 attempts)." in section
     frontier, table = section.split('<table class="parts')[1:]
@@ -165,7 +165,7 @@ def test_hostile_text_is_escaped_everywhere() -> None:
     lost = Recovery(EVIL, (RankedPart(EVIL, (EVIL, EVIL), 0.1, None, None, kept=True),), 1, 1, EVIL)
     told = result.model_copy(update={"recovery": lost})
     page_of = render_recovered(told)
-    assert EVIL not in page_of + markdown.verdict_markdown(told) and "Most sensitive parts" in page_of
+    assert EVIL not in page_of + markdown.verdict_markdown(told) and "Forms of the parts" in page_of
 
 
 def test_the_page_says_which_run_it_is_of() -> None:
@@ -309,10 +309,10 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     assert [row["Candidate"].split(" ")[0] for row in artifact] == ["baseline", *NAMES[1:]]
     assert {tuple(row) for row in artifact} == {rows.verdict_table(result).headings}
     recovered = markdown.verdict_markdown(RECOVERED)
-    told = [line for line in recovered[recovered.index("Most sensitive parts") :].splitlines() if line.startswith("|")]
+    told = [line for line in recovered[recovered.index("Forms of the parts") :].splitlines() if line.startswith("|")]
     assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 1}
     assert [("in float" in line) for line in told[2:]] == [True, True, True, False, False]
-    assert "Most sensitive parts" not in markdown.verdict_markdown(RESULT)
+    assert "Forms of the parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {11 - 2}
     assert [row[0] for row in terminal[1:]] == [row["Candidate"] for row in artifact]
