@@ -35,6 +35,8 @@ BATCH_SIZE = 8
 # Most numbers of the output that are held at once: about the logits of a window of 512 tokens.
 OUTPUT_NUMBERS = 2**25
 
+# Returns a noise of nodes, by a call of the function unless it is known.
+Remember = Callable[[Collection[str], Callable[[], float]], float]
 # From a float model, writes a variant in which the nodes with these names are left in float.
 Quantize = Callable[[Path, Collection[str], Path], object]
 
@@ -102,10 +104,12 @@ def rank_parts(
     settings: SessionSettings,
     *,
     fixed_batch: int | None = None,
+    remember: Remember = lambda _nodes, measure: measure(),
 ) -> tuple[Sensitivity, ...]:
     """Rank the parts by the noise of quantizing each alone, worst first, with their outlier ratios.
 
-    A part that `quantize` refuses alone counts with the noise that is gone if all others are quantized.
+    A part that `quantize` refuses alone counts with the noise that is gone if all others are quantized. `remember` keeps each
+    noise, so that a ranking that was cut off goes on where it was.
 
     `model` is the float graph, `output` the judged output. NaN or Inf where the float output is finite count as infinite noise.
 
@@ -118,7 +122,7 @@ def rank_parts(
     seen = islice(samples.batches(size), max(1, SAMPLES // size))
     outliers = find_outliers(model, nodes, seen, settings.libraries)
     with noise_meter(model, nodes, quantize, samples, output, settings, fixed_batch=fixed_batch) as noise_of:
-        noises = _noises(parts, noise_of)
+        noises = _noises(parts, lambda nodes: remember(nodes, lambda: noise_of(nodes)))
     found = []
     for part in parts:
         ratios = _largest_ratios([outliers[node] for node in part.nodes if node in outliers])

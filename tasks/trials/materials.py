@@ -73,6 +73,13 @@ class _Ranking:
 
 
 @dataclass(frozen=True)
+class _Noise:
+    """Noise of quantizing some nodes, over the power of the output: a step of a ranking, which may be cut off."""
+
+    power: float
+
+
+@dataclass(frozen=True)
 class _Forms:
     """The parts of a model with the forms that a search chooses from."""
 
@@ -202,7 +209,7 @@ def materials_of(run: LoadedRun) -> Materials:
             processor.isa,
             code_of_engine(candidate.target),
         )
-        make = partial(_make_ranking, run, by_rules_of(candidate), candidate)
+        make = partial(_make_ranking, run, by_rules_of(candidate), candidate, inputs)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
     def parts(candidate: Candidate) -> tuple[Part, ...]:
@@ -325,16 +332,28 @@ def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
     return tuple(builder.settings(job, run.evidence, names, accuracy_batch=most) for names in capabilities)
 
 
-def _make_ranking(run: LoadedRun, materials: Materials, candidate: Candidate, _folder: Path) -> _Ranking:
+def _make_ranking(
+    run: LoadedRun, materials: Materials, candidate: Candidate, inputs: tuple[Any, ...], _folder: Path
+) -> _Ranking:
     float_model, quantize = float_graph(candidate, materials), _quantize(candidate, materials)
     with scratch() as folder:
         everything = quantize(float_model, (), folder / "all.onnx")
     graph = onnx.load(float_model, load_external_data=False).graph
     parts = find_parts(graph, everything, by_input=candidate.dynamic)
+
+    def remember(nodes: Collection[str], measure: Callable[[], float]) -> float:
+        make = partial(_make_noise, measure)
+        return run.store.make(Product("noise", (*inputs, sorted(nodes)), _Noise, make))[0].power
+
     with run.clock.work("rank parts"):
+        seen, fixed_batch = _noise_inputs(run), run.evidence.batch_axis
         return _Ranking(
-            rank_parts(float_model, parts, quantize, *_noise_inputs(run), fixed_batch=run.evidence.batch_axis)
+            rank_parts(float_model, parts, quantize, *seen, fixed_batch=fixed_batch, remember=remember)
         )
+
+
+def _make_noise(measure: Callable[[], float], _folder: Path) -> _Noise:
+    return _Noise(measure())
 
 
 def _quantize(candidate: Candidate, materials: Materials) -> Callable[[Path, Collection[str], Path], Collection[str]]:

@@ -26,7 +26,7 @@ from tasks.trials.inspect_variant import coverage_of, measure_saturation, sanity
 from tasks.trials.materials import variant_from_store
 from tasks.trials.measure_baseline import baseline_variant
 from validators.digests import digest_model
-from validators.job.candidate_name import decode
+from validators.job.candidate_name import Candidate, decode
 from validators.job.read_job import parse_job
 from validators.records.engines import BuildSettings, BuiltEngine, EngineManifest
 from validators.records.run import Gpu, SessionSettings, Source, Trial, Variant
@@ -245,3 +245,23 @@ def test_measurements_depend_on_artifact_engine_and_session(tmp_path: Path) -> N
     ]
     keys = [repr(one.measured_as) for one in (variant, *others)]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_ranking_that_was_cut_off_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second noise is never told the first time; the first one is not measured again."""
+    measured: list[Path] = []
+    make = materials.quantize_without
+
+    def cut_off(candidate: Candidate, its: Any, model: Path, path: Path, keep_float: Any) -> Any:
+        if path.name == "quantized.onnx":
+            measured.append(path)
+            if len(measured) == 2:
+                raise KeyboardInterrupt
+        return make(candidate, its, model, path, keep_float)
+
+    monkeypatch.setattr(materials, "quantize_without", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        materials.materials_of(shop.run()).parts(decode(PLAIN))
+    assert (shop.count("noise"), shop.count("ranking")) == (1, 0)
+    parts = materials.materials_of(shop.run()).parts(decode(PLAIN))
+    assert len(parts) > 1 and len(measured) == 1 + len(parts) and shop.count("noise") == len(parts)
