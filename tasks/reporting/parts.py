@@ -71,22 +71,26 @@ FRONTIER_COLUMNS = (
 UNITS = {"bytes": (1e6, "MB"), "µs": (1.0, "µs")}
 
 
+def in_unit(cost_unit: str) -> tuple[float, str]:
+    """Return the divisor and the word with which costs in this unit are shown."""
+    return UNITS.get(cost_unit, (1.0, cost_unit))
+
+
 def frontier_table(recovery: Recovery) -> ReportTable:
-    """Return the points that a search tried, and the next ones beside them, cheapest first; the result document has all."""
-    tried = {index for index, point in enumerate(recovery.frontier) if point.candidate}
-    shown = [point for index, point in enumerate(recovery.frontier) if tried & {index - 1, index, index + 1}]
-    divisor, unit = UNITS.get(recovery.cost_unit, (1.0, recovery.cost_unit))
+    """Return the points that a search tried, cheapest first; the picture has all, and the result document."""
+    shown = [point for point in recovery.frontier if point.candidate]
+    divisor, unit = in_unit(recovery.cost_unit)
     rows: list[list[Cell | str]] = [
         [
             f"-{point.level_db}",
             formats.decibels(point.noise),
             f"{formats.significant(point.cost / divisor)} {unit}",
-            Cell(point.candidate or formats.NO_VALUE),
-            point.outcome or "not tried",
+            Cell(point.candidate),
+            point.outcome or "refused",
         ]
         for point in shown
     ]
-    kinds = ["kept" * (bool(point.candidate) and point.candidate == recovery.recovered) for point in shown]
+    kinds = ["kept" * (point.candidate == recovery.recovered) for point in shown]
     return ReportTable("parts", "the frontier of cost and noise", FRONTIER_COLUMNS, rows, kinds)
 
 

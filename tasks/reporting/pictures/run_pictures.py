@@ -16,6 +16,7 @@ from tasks.reporting.parts import SHOWN_PARTS
 from tasks.reporting.pictures.answer_pictures import PacePoint, first_token_spec, memory_spec, pace_spec
 from tasks.reporting.pictures.bars import histogram_spec, noise_spec
 from tasks.reporting.pictures.coverage_map import coverage_spec
+from tasks.reporting.pictures.frontier_picture import describe_frontier, frontier_spec
 from tasks.reporting.pictures.latency_pictures import Curve, batch_spec, ecdf, ecdf_spec, speed_curve
 from tasks.reporting.pictures.pareto import STYLES, Lines, Point, pareto_spec, short_names
 from tasks.reporting.pictures.scales import in_axis_units
@@ -53,6 +54,7 @@ class Pictures:
 
     pareto: Picture | None = None
     noise: Picture | None = None
+    frontier: Picture | None = None
     latencies: Picture | None = None
     batches: Picture | None = None
     slices: Picture | None = None
@@ -86,6 +88,7 @@ def draw_pictures(
     return Pictures(
         pareto=draw_pareto(result, gates),
         noise=draw_noise(result),
+        frontier=draw_frontier(result),
         latencies=draw_latencies(by_name.get(result.chosen or "")),
         batches=draw_batches(result),
         slices=draw_slices(result, gates),
@@ -117,6 +120,14 @@ def draw_noise(result: Result) -> Picture | None:
         f"{formats.decibels(worst.noise)}{unit}. {kept} of them have another form. The table holds the same numbers."
     )
     return Picture(noise_spec(parts), description)
+
+
+def draw_frontier(result: Result) -> Picture | None:
+    """Draw what the forms of a search cost against their noise; None unless it had several to choose from."""
+    recovery = result.recovery
+    if recovery is None or sum(point.noise > 0 for point in recovery.frontier) < 2:
+        return None
+    return Picture(frontier_spec(recovery), describe_frontier(recovery))
 
 
 def draw_latencies(chosen: Trial | None) -> Picture | None:

@@ -27,11 +27,14 @@ from report_data import (
 from tasks.reporting.pictures import bars, latency_pictures, palette, pareto
 from tasks.reporting.pictures import run_pictures as pictures
 from tasks.reporting.pictures.coverage_map import coverage_spec
+from tasks.reporting.pictures.frontier_picture import frontier_spec
 from tasks.reporting.pictures.labels import Box
+from tasks.reporting.pictures.palette import LIGHT
 from tasks.reporting.pictures.scales import Scale
 from tasks.reporting.pictures.vega import FONT_PIXELS, text_width
 from validators.records.measurements import UNNAMED, Coverage, Estimate, MultipliedNode
 from validators.records.run import RefusalResult
+from validators.records.verdicts import FrontierPoint, RankedPart, Recovery
 
 LINES = pareto.Lines(0.02, 1.05)
 
@@ -83,7 +86,7 @@ def all_pictures(folder: Path) -> dict[str, str]:
 def test_every_picture_can_turn_dark_and_needs_no_other_file(tmp_path: Path) -> None:
     """Each colour is a variable of the page, and no address but the name of the format is in it."""
     drawn = all_pictures(tmp_path)
-    assert len(drawn) == 5 + 12 and all(drawn.values())
+    assert len(drawn) == 5 + 13 and all(drawn.values())
     for name, svg in drawn.items():
         used = set(re.findall(r"var\(--([a-z-]+), ", svg))
         assert used and used <= set(palette.LIGHT), name
@@ -201,6 +204,24 @@ def test_noise_picture_orders_the_worst_and_shows_what_was_kept() -> None:
     assert pictures.draw_noise(RESULT) is None
     silent = replace(RECOVERY, parts=(replace(RANKED[0], noise=0.0),))
     assert pictures.draw_noise(RESULT.model_copy(update={"recovery": silent})) is None
+
+
+def test_the_frontier_stands_where_its_figures_are() -> None:
+    """Costs in the unit, noise in decibels; a mark for what was tried, in the colour of its outcome, and for the candidate."""
+    parts = (RankedPart("a", ("a",), 0.08, None, None), RankedPart("b", ("b",), 0.02, None, None))
+    points = (FrontierPoint(20, 0.01, 2e6, "x-20db", "failed"), FrontierPoint(30, 0.001, 3.5e6, "x-30db", "passed"))
+    recovery = Recovery("x", parts, 2, 6, "x-30db", frontier=(*points, FrontierPoint(40, 0.0001, 9e6)), cost_unit="bytes")
+    spec = frontier_spec(recovery)
+    assert [(one["cost"], one["decibels"]) for one in spec["data"]["values"]] == [(2, -20), (3.5, -30), (9, -40)]
+    marks = spec["layer"][1]["data"]["values"]
+    assert [(one["cost"], one["decibels"], one["level"]) for one in marks] == [
+        (0, pytest.approx(-10), "its own forms"),
+        (2, -20, "-20db"),
+        (3.5, -30, "-30db"),
+    ]
+    assert [one["colour"] for one in marks] == [LIGHT["failed"], LIGHT["failed"], LIGHT["passed"]]
+    endless = (*parts, RankedPart("c", ("c",), None, None, None))
+    assert len(frontier_spec(replace(recovery, parts=endless))["layer"][1]["data"]["values"]) == 2
 
 
 def test_the_distribution_of_latency_is_that_of_the_samples(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_page_ranks_worst_losses_after_a_recovery_and_only_then() -> None:
     told = f"{NAMES[3]} fails on accuracy alone; with 3 of 23 parts in float, as {CHOSEN}, it passes every gate"
     assert f"{told} (found in 2 of at most 6 attempts)." in section
     frontier, table = section.split('<table class="parts')[1:]
-    assert frontier.count("not tried") == 1 and "12.5 µs" in frontier and "-24.6" in frontier
+    assert "not tried" not in frontier and "12.5 µs" in frontier and "-24.6" in frontier
     table = f'<table class="parts{table}'
     assert [name.removesuffix("in float") for name in Reader(table[: table.index("</table>") + 8]).first_cells] == [
         "classifier", f"{LAYERS[0]} +2",
@@ -113,6 +113,16 @@ def test_a_recovery_that_came_to_nothing_says_so() -> None:
     assert "it passes in accuracy, though not every other gate" in render_recovered(slow)
     unknown = render_recovered(RESULT.model_copy(update={"recovery": replace(lost, parts=(), frontier=())}))
     assert "no other forms of its parts have less noise" in unknown and '<table class="parts' not in unknown
+
+
+def test_a_search_of_a_candidate_that_passes_says_so() -> None:
+    for changes, told in (
+        ({"frontier": ()}, "passes. Its parts have no cheaper forms, and no candidate that fails on accuracy alone is better"),
+        ({"recovered": None}, "passes; it was made again with cheaper forms of its parts, and did not pass within 2 of"),
+        ({}, f"passes; with 3 of 23 parts in float, as {CHOSEN}, it passes every gate"),
+    ):
+        recovery = replace(RECOVERY, passes=True, **changes)
+        assert f"{NAMES[3]} {told}" in render_recovered(RECOVERED.model_copy(update={"recovery": recovery}))
 
 
 @pytest.mark.parametrize("length", [10, 38, 60])
