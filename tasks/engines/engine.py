@@ -74,10 +74,10 @@ class Engine:
     raises CandidateRefused if no candidate can be made on this machine. `why_unmeasured` gets the providers that run here, and
     returns why a variant cannot be measured, or None. `availability` gets the providers of the installed ONNX Runtime.
     `lint_rules` are the rules of `quantgate lint`, and `observe` returns what the installed runtime does with a file, by which
-    they are judged. `searches` has the precisions whose parts may get other forms (`tasks.ptq.search`); `profile_costs`
-    returns what models cost by the runtime's own profile, which take turns. `artifact` is the name of the file that its passes write. `takes` has the
-    endings of files of other tools that it runs, each with what takes one up. `decoder_bytes` reads the bytes of a candidate's
-    decoder from its artifact, and `compile_seconds` how long its compilation took.
+    they are judged. `searches` has the precisions whose parts may get other forms (`tasks.ptq.search`); `profile_costs` returns
+    what models cost by the runtime's own profile, which take turns. `artifact` is the name of the file that its passes write.
+    `takes` has the endings of files of other tools that it runs, each with what takes one up. `decoder_bytes` reads the bytes
+    of a candidate's decoder from its artifact, and `compile_seconds` how long its compilation took.
     """
 
     facts: TargetFacts

@@ -316,8 +316,10 @@ def _make_slow_parts(
 
         # Others may compute at the same time: one thread waits for no other.
         settings = session_settings(candidate, 1, run.libraries).without_spinning()
-        measure = partial(_costs_on_target(candidate), batch=batch, settings=settings)
-        return find_slow_parts(float_graph(candidate, materials), quantize, measure)
+        profile_costs = _costs_on_target(candidate)
+        return find_slow_parts(
+            float_graph(candidate, materials), quantize, lambda models: profile_costs(models, batch, settings)
+        )
 
 
 def _builds(run: LoadedRun, candidate: Candidate) -> tuple[BuildSettings, ...]:
@@ -347,9 +349,7 @@ def _make_ranking(
 
     with run.clock.work("rank parts"):
         seen, fixed_batch = _noise_inputs(run), run.evidence.batch_axis
-        return _Ranking(
-            rank_parts(float_model, parts, quantize, *seen, fixed_batch=fixed_batch, remember=remember)
-        )
+        return _Ranking(rank_parts(float_model, parts, quantize, *seen, fixed_batch=fixed_batch, remember=remember))
 
 
 def _make_noise(measure: Callable[[], float], _folder: Path) -> _Noise:

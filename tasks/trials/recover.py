@@ -73,7 +73,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         attempts[name] = trial
         return None if trial.refusal else trial.outcome == "passed"
 
-    cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, _first_guess(chosen, own, frontier))
+    cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, first_guess(chosen, own, frontier))
     # Attempts that made the same artifact count as one evaluation of the samples.
     count = sum(not trial.is_copy for trial in merge_copies(tuple(attempts.values())))
     drawn = tuple(_as_record(own, point, attempts.get(name)) for point, name in zip(frontier, names, strict=True))
@@ -134,7 +134,7 @@ def find_cheapest(attempt: Callable[[int], bool | None], count: int, budget: int
     return holds if holds < count else None
 
 
-def _first_guess(trial: Trial, own: Assigned, frontier: Sequence[Assigned]) -> int:
+def first_guess(trial: Trial, own: Assigned, frontier: Sequence[Assigned]) -> int:
     """Return the first point whose noise is to the candidate's own as the bound of its losses is to their values."""
     shares = [
         (verdict.value if verdict.high is None else verdict.high) / verdict.bound

@@ -580,16 +580,20 @@ def test_times_leave_out_the_first_requests() -> None:
             "originalLayersNames": "product",
         }
         step = SimpleNamespace(
-            get_rt_info=lambda: {key: SimpleNamespace(astype=lambda _, value=value: value) for key, value in info.items()},
+            get_rt_info=lambda: {
+                key: SimpleNamespace(astype=lambda _, value=value: value) for key, value in info.items()
+            },
             get_friendly_name=lambda: "product",
-            inputs=lambda: [],
+            inputs=list,
         )
         return SimpleNamespace(get_ordered_ops=lambda: [step])
 
     compiled = SimpleNamespace(get_runtime_model=told)
     for blocks, expected in ((1, 40.0), (2, 20.0)):
         done.clear()
-        (step,) = executed_steps(compiled, lambda: done.append(durations[len(done)]), requests=4, warm_up=2, blocks=blocks)
+        (step,) = executed_steps(
+            compiled, lambda: done.append(durations[len(done)]), requests=4, warm_up=2, blocks=blocks
+        )
         assert step.microseconds == pytest.approx(expected, abs=(2 + 4 * blocks) / 4)
 
 

@@ -17,13 +17,21 @@ from hypothesis import strategies as st
 from test_judge import latency, make_job
 
 from tasks.champion.bundle.verify import is_sound, verify
+from tasks.ptq.search import Assigned
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials.judge_on_samples import JudgedData
-from tasks.trials.recover import choose_recovered, find_cheapest, with_stricter_confidence
+from tasks.trials.recover import (
+    choose_recovered,
+    find_cheapest,
+    first_guess,
+    is_worth_a_search,
+    with_stricter_confidence,
+)
 from validators.records.measurements import Accuracy, Estimate
-from validators.records.run import SessionSettings, Trial
+from validators.records.run import SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
 
+CPU = SessionSettings("CPUExecutionProvider", 1)
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
 
 
@@ -56,6 +64,37 @@ def test_of_two_nearly_as_fast_the_smaller_drop_is_recovered() -> None:
     assert choose_recovered((rough, smooth)) is smooth
     slow = replace(smooth, latencies=(latency(Estimate(1.7, 1.7, 1.7)),))
     assert choose_recovered((rough, slow)) is rough
+
+
+def test_smaller_forms_are_searched_of_int4_that_passes_by_size() -> None:
+    """Of two that pass the smaller one, if its weights have smaller forms; one that fails and is much smaller goes before."""
+    sizes = {"int4-g32-gptq@ort-cpu": 20, DYNAMIC: 24, "int4-g128-rtn@ort-cpu": 17, "fp32-fused@ort-cpu": 90}
+    small, int8, smaller, plain = (
+        replace(trial(name, 2.0, "passed"), variant=Variant(name, Path(), "", size, CPU))
+        for name, size in sizes.items()
+    )
+    assert choose_recovered((plain, int8, small), "size") is small and is_worth_a_search(small, "size")
+    assert choose_recovered((plain, int8), "size") is int8 and not is_worth_a_search(int8, "size")
+    assert choose_recovered((plain,), "size") is None
+    failing = replace(trial(smaller.candidate, 2.0, "failed"), variant=smaller.variant)
+    assert choose_recovered((small, failing), "size") is failing and is_worth_a_search(failing, "size")
+    assert not is_worth_a_search(small, "latency") and is_worth_a_search(failing, "latency")
+
+
+@given(st.floats(0.05, 20), st.integers(1, 40))
+def test_the_first_attempt_has_the_noise_that_losses_allow(share: float, count: int) -> None:
+    """The loss is `share` of its bound: the first point has at most the candidate's noise over it; other gates say nothing."""
+    verdicts = (
+        Verdict("drop", "fail", 0.5 * share, 1.0, "at_most", high=share),
+        Verdict("sqnr_db", "fail", 9.0, 30.0, "at_least"),
+        Verdict("size_ratio", "pass", 50.0, 1.0, "at_most"),
+    )
+    frontier = [Assigned(level, (1,), 10 ** (-level / 10), level) for level in range(1, 1 + count)]
+    own = Assigned(0, (0,), 10 ** (-count / 20), 0.0)
+    guess = first_guess(Trial(STATIC, verdicts=verdicts), own, frontier)
+    assert guess == count - 1 or frontier[guess].noise <= own.noise / share
+    assert guess == 0 or frontier[guess - 1].noise > own.noise / share
+    assert first_guess(Trial(STATIC, verdicts=verdicts), own, ()) == 0
 
 
 @pytest.mark.parametrize("nan_first", [False, True])

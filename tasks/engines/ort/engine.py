@@ -14,8 +14,8 @@ from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
-from tasks.ptq.slow_parts import profile_costs
 from tasks.ptq.forms import refuse_any
+from tasks.ptq.slow_parts import profile_costs
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries

@@ -50,7 +50,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """A constant `[tokens, K]` whose only readers are Gather nodes (along axis 0), and if it is tied the Transposes of sites."""
+    """A constant `[tokens, K]` that only Gather nodes (along axis 0) read, and if it is tied the Transposes of some sites."""
 
     constant: str
     gathers: tuple[str, ...]

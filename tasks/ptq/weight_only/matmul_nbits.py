@@ -161,9 +161,7 @@ def quantize_weights(
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
     counts = list(scaling.placed.values())
-    tied = tuple(
-        table.constant for table in tables if table.sites and (weights.embedding_bits or weights.head_bits)
-    )
+    tied = tuple(table.constant for table in tables if table.sites and (weights.embedding_bits or weights.head_bits))
     return WeightOnlyReport(
         {site.node.name: bits[site.key] for site in sites},
         plan.skipped.left,

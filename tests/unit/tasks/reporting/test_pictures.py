@@ -210,7 +210,9 @@ def test_the_frontier_stands_where_its_figures_are() -> None:
     """Costs in the unit, noise in decibels; a mark for what was tried, in the colour of its outcome, and for the candidate."""
     parts = (RankedPart("a", ("a",), 0.08, None, None), RankedPart("b", ("b",), 0.02, None, None))
     points = (FrontierPoint(20, 0.01, 2e6, "x-20db", "failed"), FrontierPoint(30, 0.001, 3.5e6, "x-30db", "passed"))
-    recovery = Recovery("x", parts, 2, 6, "x-30db", frontier=(*points, FrontierPoint(40, 0.0001, 9e6)), cost_unit="bytes")
+    recovery = Recovery(
+        "x", parts, 2, 6, "x-30db", frontier=(*points, FrontierPoint(40, 0.0001, 9e6)), cost_unit="bytes"
+    )
     spec = frontier_spec(recovery)
     assert [(one["cost"], one["decibels"]) for one in spec["data"]["values"]] == [(2, -20), (3.5, -30), (9, -40)]
     marks = spec["layer"][1]["data"]["values"]

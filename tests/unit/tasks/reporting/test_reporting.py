@@ -117,8 +117,14 @@ def test_a_recovery_that_came_to_nothing_says_so() -> None:
 
 def test_a_search_of_a_candidate_that_passes_says_so() -> None:
     for changes, told in (
-        ({"frontier": ()}, "passes. Its parts have no cheaper forms, and no candidate that fails on accuracy alone is better"),
-        ({"recovered": None}, "passes; it was made again with cheaper forms of its parts, and did not pass within 2 of"),
+        (
+            {"frontier": ()},
+            "passes. Its parts have no cheaper forms, and no candidate that fails on accuracy alone is better",
+        ),
+        (
+            {"recovered": None},
+            "passes; it was made again with cheaper forms of its parts, and did not pass within 2 of",
+        ),
         ({}, f"passes; with 3 of 23 parts in float, as {CHOSEN}, it passes every gate"),
     ):
         recovery = replace(RECOVERY, passes=True, **changes)
