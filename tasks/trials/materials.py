@@ -55,6 +55,10 @@ from validators.samples.datasets import Arrays, Samples
 
 # Share of a float model's time that its parts cost at least if all stay in float.
 LEAST_COST = 0.01
+# The Gram matrices of this process's last pass, in files without names: candidates that differ in their blocks, and all attempts
+# of a search, read the same. More than so many bytes are collected again.
+LAST_GRAMS: dict[tuple[Any, ...], dict[str, Gram]] = {}
+MOST_KEPT_BYTES = 4e9
 
 
 @dataclass(frozen=True)
@@ -249,15 +253,25 @@ def materials_of(run: LoadedRun) -> Materials:
         return run.store.make(Product("slow-parts", inputs, SlowParts, make))[0]
 
     def grams(candidate: Candidate, float_model: Path) -> Mapping[str, Gram]:
+        wanted = gram_inputs(candidate, float_model)
+        key = (float_model, calibration.file.digest, fixed_batch, *wanted.items())
         with ONE_AT_A_TIME:
-            return collect_grams(
-                float_model,
-                gram_inputs(candidate, float_model),
-                lambda: calibration.batches(pass_batch_size(fixed_batch)),
-                max_memory_mb=room_mb(),
-                threads=threads,
-                libraries=run.libraries,
-            )
+            if key not in LAST_GRAMS:
+                LAST_GRAMS.clear()
+                found = collect_grams(
+                    float_model,
+                    wanted,
+                    lambda: calibration.batches(pass_batch_size(fixed_batch)),
+                    max_memory_mb=room_mb(),
+                    threads=threads,
+                    libraries=run.libraries,
+                )
+                if sum(gram.matrix.nbytes for gram in found.values()) > MOST_KEPT_BYTES:
+                    return found
+                for gram in found.values():
+                    gram.matrix.flags.writeable = False
+                LAST_GRAMS[key] = found
+            return LAST_GRAMS[key]
 
     def cache_ranges(bits: CacheBits) -> Path:
         make = partial(make_cache_ranges, prepared, calibration, threads, fixed_batch, bits)

@@ -265,3 +265,24 @@ def test_a_ranking_that_was_cut_off_goes_on(shop: Shop, monkeypatch: pytest.Monk
     assert (shop.count("noise"), shop.count("ranking")) == (1, 0)
     parts = materials.materials_of(shop.run()).parts(decode(PLAIN))
     assert len(parts) > 1 and len(measured) == 1 + len(parts) and shop.count("noise") == len(parts)
+
+
+def test_candidates_of_one_graph_share_a_pass_for_gram_matrices(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and rounding differ, the activations do not; another seed of smoothing is another graph; large ones are freed."""
+    passes: list[Path] = []
+    collect = materials.collect_grams
+
+    def counted(model: Path, *arguments: Any, **options: Any) -> Any:
+        passes.append(model)
+        return collect(model, *arguments, **options)
+
+    monkeypatch.setattr(materials, "collect_grams", counted)
+    names = ("int4-g16-gptq@ort-cpu", "int4-g32-gptq-asym@ort-cpu", "int4-g32-learned@ort-cpu")
+    for name in names:
+        shop.variant(name)
+    assert len(passes) == 1
+    materials.LAST_GRAMS.clear()
+    monkeypatch.setattr(materials, "MOST_KEPT_BYTES", 0)
+    for name in ("int8-static-minmax-pc-learned@ort-cpu", "int4-g32-awq@ort-cpu", "int4-g16-awq@ort-cpu"):
+        shop.variant(name)
+    assert len(passes) == 4 and not materials.LAST_GRAMS
