@@ -31,6 +31,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -72,7 +73,7 @@ class QuantgateError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Pickle would call __init__ with positional arguments.
-        return _rebuild, (type(self), self.fields)
+        return partial(type(self), **self.fields), ()
 
 
 _FORM = "found: {}\nexpected: {}\nfix: {}"
@@ -92,10 +93,6 @@ def _fitted(texts: list[str]) -> list[str]:
         fitted[index] = shortened(texts[index], left // (len(texts) - rank))
         left -= len(fitted[index])
     return list(fitted.values())
-
-
-def _rebuild(kind: type[QuantgateError], fields: dict[str, Any]) -> QuantgateError:
-    return kind(**fields)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -36,14 +37,11 @@ def variant_folder(variant: Variant, folder: Path) -> Path:
     files = folder / "variant"
     files.mkdir()
     for path in _artifact_files(variant):
-        (files / path.name).hardlink_to(path) if _same_disk(path, files) else (files / path.name).write_bytes(
-            path.read_bytes()
-        )
+        if path.stat().st_dev == files.stat().st_dev:
+            (files / path.name).hardlink_to(path)
+        else:
+            shutil.copyfile(path, files / path.name)
     return files
-
-
-def _same_disk(path: Path, folder: Path) -> bool:
-    return path.stat().st_dev == folder.stat().st_dev
 
 
 def _artifact_files(variant: Variant) -> list[Path]:
@@ -80,6 +78,7 @@ def manifest_of(run: LoadedRun, variant: Variant, saturation: Saturation | None)
     engine = variant.engine.manifest if variant.engine else None
     facts = facts_of_provider(variant.session.provider)
     runtime = engine.runtime if engine else _runtime_of(run.inventory, variant)
+    outputs = [value.name for value in onnx.load(run.source.onnx_path, load_external_data=False).graph.output]
     return {
         "format": FORMAT,
         "candidate": variant.candidate,
@@ -88,7 +87,8 @@ def manifest_of(run: LoadedRun, variant: Variant, saturation: Saturation | None)
         "session": variant.session.described,
         "libraries": [describe_library(library) for library in variant.session.libraries],
         "inputs": {spec.name: spec.dtype for spec in run.evidence.model_inputs},
-        "outputs": [value.name for value in _outputs(run.source.onnx_path)],
+        # Without the caches of a decoder.
+        "outputs": [name for name in outputs if not name.startswith(PRESENT)],
         "runtime": runtime,
         "runtime_version": engine.runtime_version if engine else _public(run.inventory.runtimes[runtime]),
         "engine": asdict(engine) if engine else None,
@@ -104,12 +104,6 @@ def manifest_of(run: LoadedRun, variant: Variant, saturation: Saturation | None)
             for tensor in (saturation.tensors if saturation else ())
         },
     }
-
-
-def _outputs(model: Path) -> list[onnx.ValueInfoProto]:
-    """Return the outputs of a source, without the caches of a decoder."""
-    graph = onnx.load(model, load_external_data=False).graph
-    return [value for value in graph.output if not value.name.startswith(PRESENT)]
 
 
 def _runtime_of(inventory: Inventory, variant: Variant) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -98,7 +98,9 @@ def _offer(run: LoadedRun, approval: Approval, mlflow_run_id: str) -> Iterator[A
 
     @cache
     def judged() -> list[Arrays]:
-        return _answers_of(variant, requests)
+        with open_runner(variant.loaded, variant.session) as runner:
+            names = [output.name for output in runner.outputs]
+            return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         yield ApprovedVariant(
@@ -133,13 +135,6 @@ def _promoted(run: LoadedRun, approval: Approval, manifest: str, request: Arrays
         at=now(),
         before=before,
     )
-
-
-def _answers_of(variant: Variant, requests: Sequence[Arrays]) -> list[Arrays]:
-    """Return the judged artifact's outputs for each request, by name."""
-    with open_runner(variant.loaded, variant.session) as runner:
-        names = [output.name for output in runner.outputs]
-        return [dict(zip(names, runner.run(request, names), strict=True)) for request in requests]
 
 
 def _packages(variant: Variant, folder: Path) -> list[str]:

@@ -35,7 +35,7 @@ from validators.records.bundle import (
     PromotionDecision,
 )
 from validators.records.measurements import Accuracy
-from validators.records.run import DataFile, Trial
+from validators.records.run import Trial
 from validators.source_code import OURS
 
 # Versions that may change a figure by rounding.
@@ -74,7 +74,11 @@ def make_bundle(run: LoadedRun, run_id: str, findings: Findings, *, promotes: bo
             decision=_decision(run, findings, promotes=promotes),
             job=run.job.as_run(run.source.name, run.source.version, run.inventory.absent),
             source=run.source,
-            data={role: _data(file) for role, file in evidence.files.items() if role != "traffic"},
+            data={
+                role: DataFacts(file.uri, file.digest, file.rows)
+                for role, file in evidence.files.items()
+                if role != "traffic"
+            },
             inventory=run.inventory,
             code=_code(),
             calibration=findings.calibration,
@@ -126,10 +130,6 @@ def _decision(run: LoadedRun, findings: Findings, *, promotes: bool) -> Promotio
     stays = champion is not None and variant is not None and not champion_gates(variant.identity, champion)
     replaces = None if champion is None or stays else champion.version
     return PromotionDecision(promotes and not stays, place.name, place.target, replaces, findings.sign_off)
-
-
-def _data(file: DataFile) -> DataFacts:
-    return DataFacts(file.uri, file.digest, file.rows)
 
 
 def _code() -> CodeFacts:

@@ -67,7 +67,8 @@ def describe_model(client: MlflowClient, uri: str, *, generates: bool = False) -
         SourceError: the URI is malformed, the version does not exist, or quantgate does not support its flavor or format.
         ServiceDown: the registry does not answer.
     """
-    name, version = _find(client, uri)
+    registered = named_version(client, check_uri(uri))
+    name, version = str(registered.name), str(registered.version)
     exact = f"models:/{name}/{version}"
     with tempfile.TemporaryDirectory(prefix="quantgate-") as place:
         folder = Path(place)
@@ -144,11 +145,6 @@ def check_uri(uri: str) -> re.Match[str]:
             fix="log and register the model with MLflow, whose page lists the versions; or export it to ONNX",
         )
     return match
-
-
-def _find(client: MlflowClient, uri: str) -> tuple[str, str]:
-    found = named_version(client, check_uri(uri))
-    return str(found.name), str(found.version)
 
 
 def _fetch(uri: str, folder: Path) -> Path:

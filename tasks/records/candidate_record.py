@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from tasks.records.candidate_result import finite
 from tasks.records.variant_model import record_model
 from tasks.registry.mlflow_entities import as_metrics, as_params, as_table, as_tags, flat
 from tasks.registry.mlflow_registry import registry_call
@@ -25,7 +26,7 @@ from validators.records.artifact_paths import (
 )
 from validators.records.latencies import Latency, point_labels
 from validators.records.measurements import Coverage, Estimate
-from validators.records.run import Champion, Confirmed, DataFile, Trial
+from validators.records.run import Champion, DataFile, Trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,8 +84,11 @@ def record_trial(
         facts = {"params": params, "metrics": metrics, "tags": tags}
         record_model(client, run_id, trial, **facts, evaluation=evaluation, champion=champion)
     if trial.verdicts:
-        told = [{key: _plain(value) for key, value in asdict(verdict).items()} for verdict in trial.verdicts]
-        table = {key: [verdict[key] for verdict in told] for key in told[0]}
+        told = [asdict(verdict) for verdict in trial.verdicts]
+        # MLflow's table cannot hold NaN or Inf; the verdict's reason explains them.
+        table = {
+            key: [finite(one[key]) if isinstance(one[key], float) else one[key] for one in told] for key in told[0]
+        }
         log_table(client, run_id, table, VERDICTS)
     for path, artifact in _files(trial):
         registry_call(client.log_artifact, run_id, str(path), str(PurePosixPath(artifact).parent))
@@ -144,8 +148,10 @@ def _metrics(trial: Trial) -> dict[str, float]:
             "speedup_fp16": trial.beside_fp16.speedup.value,
             "speedup_fp16_lower": trial.beside_fp16.speedup.low,
         }
-    if trial.confirmed:
-        metrics |= _confirmed_metrics(trial.confirmed)
+    if confirmed := trial.confirmed:
+        metrics |= {"confirmed_metric": confirmed.value, "confirmed_baseline": confirmed.baseline_value}
+        metrics |= _ends("confirmed_drop", confirmed.drop, "upper")
+        metrics |= _ends("confirmed_speedup_p50", confirmed.latency.speedup if confirmed.latency else None, "lower")
     if trial.draws:
         metrics |= _ends("draw_spread", trial.draws.spread, "upper")
     return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
@@ -185,15 +191,6 @@ def _latency_metrics(latency: Latency) -> dict[str, float | None]:
     }
 
 
-def _confirmed_metrics(confirmed: Confirmed) -> dict[str, float | None]:
-    return {
-        "confirmed_metric": confirmed.value,
-        "confirmed_baseline": confirmed.baseline_value,
-        **_ends("confirmed_drop", confirmed.drop, "upper"),
-        **_ends("confirmed_speedup_p50", confirmed.latency.speedup if confirmed.latency else None, "lower"),
-    }
-
-
 def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
     """Yield the evidence files of the verdicts, each with its artifact path."""
     log = (
@@ -221,8 +218,3 @@ def _files(trial: Trial) -> Iterator[tuple[Path, str]]:
 
 def _points(trial: Trial) -> dict[str, Latency]:
     return dict(zip(point_labels(trial.latencies), trial.latencies, strict=True))
-
-
-def _plain(value: Any) -> Any:
-    """Replace a non-finite float by None, since MLflow's table cannot hold it; the verdict's reason explains it."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

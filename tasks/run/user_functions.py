@@ -65,7 +65,9 @@ def job_metric(job: Job) -> Metric:
         found = load_function(job.metric, job.code, key="metric")
         higher = job.metric_direction == "higher"
         _check_direction(job, found)
-        of_answers = _answer_tokens(job) if facts_of(job.target).generates else 0
+        # The most tokens of an answer that it judges: those of the request that gates judge.
+        new_tokens = job.measurement.points[0].dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
+        of_answers = new_tokens if facts_of(job.target).generates else 0
         version = " ".join([found.digest, str(job.metric_direction), *([str(of_answers)] if of_answers else [])])
         metric = user_metric(job.metric, found.function, higher_is_better=higher, version=version)
         return replace(metric, of_answers=of_answers)
@@ -81,11 +83,6 @@ def _check_direction(job: Job, found: UserFunction) -> None:
             expected="the same direction in both",
             fix=f"set `metric_direction: {'higher' if told else 'lower'}`",
         )
-
-
-def _answer_tokens(job: Job) -> int:
-    """Return the most tokens of an answer that a function judges: those of the request that gates judge."""
-    return job.measurement.points[0].dims.get(NEW_TOKENS, USUAL_NEW_TOKENS)
 
 
 def keeps_noise(metric: Metric, output: TensorSpec) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,7 +37,7 @@ def _field(name: str, value: str | int | Word | list[int] | Fields, indent: str,
         case str():
             return f"{indent}{name}: {quoted(value)}\n"
         case list():
-            return f"{indent}{name}: {_numbers(value)}\n"
+            return f"{indent}{name}: [{', '.join(map(str, value))}]\n"
         case Word(text):
             return f"{indent}{name}: {text}\n"
         case _:
@@ -57,7 +56,3 @@ def quoted(text: str) -> str:
         + "".join(shown.get(byte, chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}") for byte in text.encode())
         + '"'
     )
-
-
-def _numbers(values: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, values))}]"

@@ -29,7 +29,7 @@ def version_readme(promoted: Promoted) -> str:
         "What it is": sections.origin(promoted),
         "Approved for": sections.device(promoted),
         "With MLflow": sections.load(promoted),
-        f"With {_runtime(manifest)} alone": [
+        f"With {facts_of_provider(manifest['session']['provider']).runtime} alone": [
             "In this folder, with the versions of `../requirements.txt`:",
             code_block(*example(manifest, promoted.request)),
         ],
@@ -113,10 +113,6 @@ def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
         told = library.get("file") or f"{library['distribution']} {library['version']}"
         rows.append(("Custom operators", shown(told)))
     return rows
-
-
-def _runtime(manifest: Mapping[str, Any]) -> str:
-    return facts_of_provider(manifest["session"]["provider"]).runtime
 
 
 def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from prefect.artifacts import create_markdown_artifact
 
@@ -95,7 +94,7 @@ def _look(name: str, job: Job) -> Observation:
         record_look(run, trend, memory, traffic.seen, seeing)
         return replace(
             looked,
-            outcome=_outcome(alarms, seeing.signals),
+            outcome="alarm" if alarms else "quiet" if seeing.signals else "nothing",
             reason=decision.reason,
             samples=len(traffic.samples),
             looks=memory.looks,
@@ -106,12 +105,6 @@ def _look(name: str, job: Job) -> Observation:
             notes=(*traffic.skipped, *seeing.notes),
             run_id=trend.run_id,
         )
-
-
-def _outcome(alarms: tuple[object, ...], signals: tuple[object, ...]) -> Literal["alarm", "quiet", "nothing"]:
-    if alarms:
-        return "alarm"
-    return "quiet" if signals else "nothing"
 
 
 def act(run: Run, lineage: Lineage, trend: Trend, decision: Decision) -> str:

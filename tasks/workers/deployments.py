@@ -32,20 +32,6 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 
-# Fields in which a deployment of the file is compared with the server's.
-_FIELDS = (
-    "entrypoint",
-    "description",
-    "tags",
-    "parameters",
-    "work_pool_name",
-    "work_queue_name",
-    "job_variables",
-    "parameter_openapi_schema",
-    "enforce_parameter_schema",
-    "concurrency_options",
-)
-
 # Names of deployments in earlier versions, by flow. The server cannot rename one.
 FORMER_NAMES = {
     "quantize": "on-demand",
@@ -154,6 +140,7 @@ def _retire(client: SyncPrefectClient, former: DeploymentResponse, name: str) ->
 
 
 def _wanted(spec: dict[str, Any], flow: Flow[..., Any]) -> dict[str, Any]:
+    """Return the fields in which a deployment of the file is compared with the server's."""
     limit = spec.get("concurrency_limit") or {}
     strategy = limit.get("collision_strategy")
     return {
@@ -189,7 +176,7 @@ def _schedule(spec: dict[str, Any]) -> CronSchedule:
 def _differing(
     found: DeploymentResponse, wanted: dict[str, Any], limit: int | None, schedules: dict[str, dict[str, Any]]
 ) -> list[str]:
-    differing = [name for name in _FIELDS if getattr(found, name) != wanted[name]]
+    differing = [name for name, value in wanted.items() if getattr(found, name) != value]
     there = found.global_concurrency_limit
     if (there.limit if there else None) != limit:
         differing.append("concurrency_limit")

@@ -10,18 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from validators.calibration.quiet_import import quiet_import
-
-with quiet_import():
-    from great_expectations.render.components import RenderedGraphContent
-
-
 COLORS = {"calibration": "#D55E00", "reference": "#56B4E9"}
-
-
-def graph_content(chart: dict[str, Any]) -> RenderedGraphContent:
-    """Wrap a chart for Data Docs."""
-    return RenderedGraphContent(content_block_type="graph", graph=chart, styling={"classes": ["col-12", "p-0"]})
 
 
 def draw_shares(

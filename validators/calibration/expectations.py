@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from validators.calibration.charts import draw_bars, draw_shares, graph_content
+from validators.calibration.charts import draw_bars, draw_shares
 from validators.calibration.label_coverage import find_short_labels
 from validators.calibration.quiet_import import quiet_import
 from validators.calibration.representation import RADIUS_QUANTILE, covered_share
@@ -26,7 +26,7 @@ with quiet_import():
         ColumnAggregateMetricProvider,
         column_aggregate_value,
     )
-    from great_expectations.render.components import LegacyDiagnosticRendererType
+    from great_expectations.render.components import LegacyDiagnosticRendererType, RenderedGraphContent
     from great_expectations.render.renderer.renderer import renderer
 
 SHOWN_TENSORS = 10
@@ -56,7 +56,10 @@ class _Charted:
         text = BatchExpectation._get_observed_value_from_evr(result=result)
         details = result.result.get("details") if result else None
         chart = cls._chart(result.expectation_config.kwargs, details) if details else None
-        return [text, graph_content(chart)] if chart else text
+        if not chart:
+            return text
+        styling = {"classes": ["col-12", "p-0"]}
+        return [text, RenderedGraphContent(content_block_type="graph", graph=chart, styling=styling)]
 
 
 class ExpectColumnToFollowReference(_Charted, ColumnAggregateExpectation):

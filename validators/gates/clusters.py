@@ -96,7 +96,8 @@ def clustered_drop_interval(
     low, high = mean_interval(pseudo, confidence) if spread else (mean, mean)
     middle = float(pseudo.mean()) if spread else mean
     ends = [(middle - low, high - middle)]
-    ends.append((unseen := unseen_share(effective, confidence) * _farthest(pseudo, is_right_or_wrong), unseen))
+    farthest = 1.0 if is_right_or_wrong else float(np.abs(pseudo - pseudo.mean()).max())
+    ends.append((unseen := unseen_share(effective, confidence) * farthest, unseen))
     if is_right_or_wrong:
         low, high = _score_interval(drops, pseudo, confidence)
         ends.append((mean - low, high - mean))
@@ -107,10 +108,6 @@ def clustered_drop_interval(
         f"{'widest of Tango,' if is_right_or_wrong else 'wider of'} Student and Hall by {words}, and clusters not seen"
     )
     return Estimate(mean, mean - below, mean + above), method
-
-
-def _farthest(pseudo: Drops, is_right_or_wrong: bool) -> float:
-    return 1.0 if is_right_or_wrong else float(np.abs(pseudo - pseudo.mean()).max())
 
 
 def _score_interval(drops: Drops, pseudo: Drops, confidence: float) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
 from validators.samples.words import SHOWN, and_more
+from validators.target_facts import TargetFacts
 from validators.targets import facts_of_provider
 
 
@@ -34,7 +35,7 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
     precision = decode(candidate).precision
     if gates.min_coverage is None:
         return None
-    if coverage.half_nodes and _may_be_unasked(coverage) and not decode(candidate).in_bf16:
+    if coverage.half_nodes and _facts_of(coverage).rewrites and not decode(candidate).in_bf16:
         return _fail_unasked(coverage)
     if precision == "fp32":
         return None
@@ -56,13 +57,9 @@ def judge_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict 
         direction="at_least",
         low=share if coverage.unknown else None,
         high=most if coverage.unknown else None,
-        method=f"multiply-accumulates by kernel, from {_told_by(coverage)}{excluded}",
+        method=f"multiply-accumulates by kernel, from {_facts_of(coverage).coverage_source}{excluded}",
         reason="" if outcome == "pass" else ran + excluded + _told(precision, coverage),
     )
-
-
-def _may_be_unasked(coverage: Coverage) -> bool:
-    return len(coverage.providers) == 1 and facts_of_provider(coverage.providers[0]).rewrites
 
 
 def _fail_unasked(coverage: Coverage) -> Verdict:
@@ -73,7 +70,7 @@ def _fail_unasked(coverage: Coverage) -> Verdict:
         value=unasked,
         bound=0.0,
         direction="at_most",
-        method=f"multiply-accumulates in 16 bits, from {_told_by(coverage)}",
+        method=f"multiply-accumulates in 16 bits, from {_facts_of(coverage).coverage_source}",
         reason=f"{unasked:.0%} of multiply-accumulates ran in 16 bits unasked: {_name(coverage.half_nodes)}",
     )
 
@@ -97,7 +94,7 @@ def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Ver
         value=share,
         bound=gates.min_time_coverage,
         direction="at_least",
-        method=f"median time by kernel, from {_told_by(coverage)}",
+        method=f"median time by kernel, from {_facts_of(coverage).coverage_source}",
         reason="" if outcome == "pass" else ran + _told(precision, coverage),
     )
 
@@ -133,8 +130,9 @@ def name_kernels(kernels: Sequence[KernelTime]) -> str:
     return _name([kernel.name for kernel in longest])
 
 
-def _told_by(coverage: Coverage) -> str:
-    return facts_of_provider(coverage.providers[0] if len(coverage.providers) == 1 else "").coverage_source
+def _facts_of(coverage: Coverage) -> TargetFacts:
+    """Return the facts of the provider that ran all kernels; those of none if there were several."""
+    return facts_of_provider(coverage.providers[0] if len(coverage.providers) == 1 else "")
 
 
 def _told(precision: str, coverage: Coverage) -> str:

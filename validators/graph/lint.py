@@ -86,14 +86,14 @@ class Rule:
         """Claim of the rule in one sentence: the first line of the check's docstring."""
         return (inspect.getdoc(self.check) or "").splitlines()[0]
 
-    def apply(self, graph: QuantizedGraph) -> list[Finding]:
-        """Return the findings of this rule, in the order of the graph."""
-        return [Finding(self.title, node, self.consequence, found, self.fix) for node, found in self.check(graph)]
-
 
 def apply_rules(rules: Iterable[Rule], graph: QuantizedGraph) -> tuple[Finding, ...]:
     """Return the findings of all rules, the most severe consequence first."""
-    return _by_severity(finding for rule in rules for finding in rule.apply(graph))
+    return _by_severity(
+        Finding(rule.title, node, rule.consequence, found, rule.fix)
+        for rule in rules
+        for node, found in rule.check(graph)
+    )
 
 
 def explain(findings: Iterable[Finding], facts: RuntimeFacts) -> tuple[Finding, ...]:

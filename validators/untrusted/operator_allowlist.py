@@ -37,12 +37,12 @@ def check_hook(name: str, folder: Path | None, *, key: str) -> None:
     listed = _listed(HOOKS)
     if _hook(name, folder) not in listed and _hook(module, folder) not in listed:
         where = f"a file in {folder}" if folder else "an installed module"
-        raise _denied(f"`{key}: {name}`, {where}, which the operator does not allow", HOOKS, _hook(name, folder))
+        raise _denied(f"`{key}: {name}`, {where}", _hook(name, folder))
 
 
 def line_to_allow(name: str, folder: Path) -> str:
     """Return the shell's line that allows `module:function` of a folder, beside the present entries."""
-    return _export(HOOKS, _hook(name, folder))
+    return _line(_hook(name, folder))
 
 
 def check_library(package: str | None, digest: str) -> None:
@@ -54,7 +54,7 @@ def check_library(package: str | None, digest: str) -> None:
     entry = f"{_LIBRARY}{package}" if package else f"{_LIBRARY}sha256:{digest}"
     if entry not in _listed(HOOKS):
         what = f"package {package!r}" if package else f"with sha256 {digest}"
-        raise _denied(f"operator library {what}, which the operator does not allow", HOOKS, entry)
+        raise _denied(f"operator library {what}", entry)
 
 
 def check_python(python: Path) -> None:
@@ -65,7 +65,7 @@ def check_python(python: Path) -> None:
     """
     entry = f"{_PYTHON}{python}"
     if entry not in _listed(HOOKS):
-        raise _denied(f"`python: {python}`, which the operator does not allow", HOOKS, entry)
+        raise _denied(f"`python: {python}`", entry)
 
 
 def may_unpickle(name: str, version: str) -> bool:
@@ -81,13 +81,13 @@ def _listed(variable: str) -> set[str]:
     return {entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()}
 
 
-def _denied(found: str, variable: str, entry: str) -> JobError:
+def _denied(what: str, entry: str) -> JobError:
     return JobError(
-        found=found,
-        expected=f"code that {variable} names in the environment of every process that would run it",
-        fix=f"if you trust this code: {_export(variable, entry)}",
+        found=f"{what}, which the operator does not allow",
+        expected=f"code that {HOOKS} names in the environment of every process that would run it",
+        fix=f"if you trust this code: {_line(entry)}",
     )
 
 
-def _export(variable: str, entry: str) -> str:
-    return f"export {variable}='{','.join([*sorted(_listed(variable)), entry])}'"
+def _line(entry: str) -> str:
+    return f"export {HOOKS}='{','.join([*sorted(_listed(HOOKS)), entry])}'"

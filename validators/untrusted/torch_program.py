@@ -242,10 +242,10 @@ def _keys(spec: Any) -> list[str] | None:
     # A dataclass lists its fields, and then those that are None.
     first = context[0] if isinstance(context, list) and context else None
     for keys in (context, first):
-        if isinstance(keys, list) and 0 < len(keys) == len(spec["children_spec"]) and all(map(_is_text, keys)):
+        if (
+            isinstance(keys, list)
+            and 0 < len(keys) == len(spec["children_spec"])
+            and all(isinstance(key, str) for key in keys)
+        ):
             return keys
     return None
-
-
-def _is_text(key: Any) -> bool:
-    return isinstance(key, str)

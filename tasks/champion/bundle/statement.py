@@ -31,7 +31,7 @@ from validators.records.bundle import EvidenceRecord
 
 if TYPE_CHECKING:
     # Unsigned evidence needs no such package.
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 BUILD_TYPE = f"urn:quantgate:evidence:v{FORMAT}"
 KEY_FILE, COMMAND, PUBLIC_FILE = (
@@ -84,14 +84,15 @@ def signer_here() -> Signer | None:
     if path := os.environ.get(KEY_FILE):
         try:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-            from cryptography.hazmat.primitives.serialization import load_pem_private_key
+            from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
             private = load_pem_private_key(Path(path).read_bytes(), password=None)
         except (ImportError, OSError, ValueError, TypeError) as error:
             raise _no_key(KEY_FILE, path, error) from error
         if not isinstance(private, Ed25519PrivateKey):
             raise _no_key(KEY_FILE, path, "a key of another kind")
-        return Signer(_pem(private.public_key()), private)
+        public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
+        return Signer(public, private)
     if command := os.environ.get(COMMAND):
         path = os.environ.get(PUBLIC_FILE, "")
         try:
@@ -145,12 +146,6 @@ def sealed(statement: Mapping[str, Any], signer: Signer | None) -> bytes:
     payload = compact_json(statement)
     signatures = [(key_id(signer.public), signer.sign(encoded(payload)))] if signer is not None else []
     return envelope_of(payload, signatures)
-
-
-def _pem(key: Ed25519PublicKey) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode("ascii")
 
 
 def _no_key(variable: str, path: str, error: object) -> JobError:

@@ -105,15 +105,11 @@ def open_gpu(index: int = 0) -> NvmlGpu | None:
         return None
     try:
         library.nvmlInit()
-        handles = _visible(library, _all_handles(library))
+        in_bus_order = [library.nvmlDeviceGetHandleByIndex(number) for number in range(library.nvmlDeviceGetCount())]
+        handles = _visible(library, in_bus_order)
     except library.NVMLError:
         return None
     return NvmlGpu(library, handles[index]) if index < len(handles) else None
-
-
-def _all_handles(library: Any) -> list[Any]:
-    """Return all GPUs in bus order."""
-    return [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
 
 
 def _visible(library: Any, handles: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, as_rows, mean_of_scores, misfit
 from validators.errors import DataError
-from validators.samples.datasets import Arrays, Samples, TensorSpec
+from validators.samples.datasets import Samples, TensorSpec
 from validators.samples.labels import IGNORED, LabelSpec
 
 # Windows per batch: the float32 logits of 512 tokens of a vocabulary of 49,152 take 100 MB.
@@ -119,13 +119,11 @@ def targets_of(samples: Samples, output: TensorSpec, logits_shape: Sequence[int]
             expected=f"integers of shape {(len(samples), logits_shape[1])}, like the logits of {output}",
             fix="write one token id for each position",
         )
-    targets = _masked(found.astype(np.int64), samples.inputs if samples.labels is None else {})
+    targets = found.astype(np.int64)
+    if samples.labels is None and MASK in samples.inputs:
+        targets = np.where(samples.inputs[MASK] != 0, targets, IGNORED)
     _check_targets(targets, logits_shape[2], f"evaluation data {name}: {source}")
     return targets
-
-
-def _masked(tokens: Targets, inputs: Arrays) -> Targets:
-    return np.where(inputs[MASK] != 0, tokens, IGNORED) if MASK in inputs else tokens
 
 
 def _check_targets(targets: Targets, vocabulary: int, where: str) -> None:

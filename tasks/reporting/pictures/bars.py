@@ -95,8 +95,8 @@ def _ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(10.0**power for power in powers if power % every == 0)
 
 
-def histogram_spec(values: Sequence[float], title: str) -> Spec:
-    """Return a histogram of finite values, at least one, in `BINS` bins of equal width."""
+def histogram_spec(values: Sequence[float]) -> Spec:
+    """Return a histogram of finite ratios of signal to noise in dB, at least one, in `BINS` bins of equal width."""
     low, high = min(values), max(values)
     room = 0.02 * (high - low or 1.0)
     counts, edges = np.histogram(values, BINS, (low - room, high + room))
@@ -104,6 +104,7 @@ def histogram_spec(values: Sequence[float], title: str) -> Spec:
         {"from": start, "to": end, "count": count, "told": f"{start:.1f} to {end:.1f}: {count:,}"}
         for count, start, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
+    title = "signal to quantization noise of a sample, dB (better →)"
     x = {"field": "from", "type": "quantitative", "scale": {"zero": False, "nice": False}, "axis": {"title": title}}
     return picture(
         [{"mark": {"type": "bar", "color": LIGHT["accent"], "binSpacing": 1}}],

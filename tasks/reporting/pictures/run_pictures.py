@@ -24,7 +24,7 @@ from tasks.reporting.pictures.slice_picture import slices_spec
 from tasks.reporting.pictures.vega import Spec, to_png, to_svg
 from tasks.reporting.rows import metric_of
 from validators.job.job_gates import Gates
-from validators.records.latencies import Latency, point_labels
+from validators.records.latencies import point_labels
 from validators.records.measurements import Coverage
 from validators.records.result import Result
 from validators.records.run import Trial
@@ -105,7 +105,8 @@ def draw_pareto(result: Result, gates: Gates) -> Picture | None:
     points = measured_points(result)
     if not points:
         return None
-    return Picture(pareto_spec(points, _lines(result, gates), metric_of(result)), describe(result, len(points)))
+    lines = Lines(gates.drop_bound, gates.speedup_bound(result.target or ""))
+    return Picture(pareto_spec(points, lines, metric_of(result)), describe(result, len(points)))
 
 
 def draw_noise(result: Result) -> Picture | None:
@@ -138,7 +139,12 @@ def draw_latencies(chosen: Trial | None) -> Picture | None:
     with np.load(latency.samples_path) as samples:
         ours, base = (np.asarray(samples[side], dtype=np.float64) for side in ("variant", "baseline"))
     curves = [
-        Curve("baseline", "baseline", ecdf(base), _tell_percentiles("baseline", *_baseline_percentiles(latency))),
+        Curve(
+            "baseline",
+            "baseline",
+            ecdf(base),
+            _tell_percentiles("baseline", latency.baseline_p50_ms, latency.baseline_p95_ms, latency.baseline_p99_ms),
+        ),
         Curve(
             chosen.candidate.rpartition("@")[0],
             "chosen",
@@ -278,9 +284,7 @@ def draw_differences(candidate: str, sqnr_db: NDArray[np.float64]) -> Picture | 
         f"{candidate}: ratio of signal to noise of the output of {len(finite):,} samples, from {finite.min():.1f} to "
         f"{finite.max():.1f} dB, median {np.median(finite):.1f} dB{told}."
     )
-    return Picture(
-        histogram_spec(finite.tolist(), "signal to quantization noise of a sample, dB (better →)"), description
-    )
+    return Picture(histogram_spec(finite.tolist()), description)
 
 
 def measured_points(result: Result) -> list[Point]:
@@ -306,14 +310,6 @@ def describe(result: Result, count: int) -> str:
             ratio = formats.speedup(candidate.speedup_p50.value)
             text += f" Chosen: {candidate.name}, {ratio}, {formats.metric_drop(candidate.metric_drop.value, metric)}."
     return text + " The verdict table holds the same numbers."
-
-
-def _lines(result: Result, gates: Gates) -> Lines:
-    return Lines(gates.drop_bound, gates.speedup_bound(result.target or ""))
-
-
-def _baseline_percentiles(latency: Latency) -> tuple[float, float | None, float | None]:
-    return latency.baseline_p50_ms, latency.baseline_p95_ms, latency.baseline_p99_ms
 
 
 def _tell_percentiles(name: str, *percentiles: float | None) -> str:

@@ -61,7 +61,14 @@ class CompressedTensors:
         groups = {
             f"group_{index}": {
                 "targets": ["Linear"] if len(schemes) == 1 else [one.name for one in products if one.scheme == scheme],
-                "weights": _arguments(scheme),
+                "weights": {
+                    "num_bits": scheme.bits,
+                    "type": "int",
+                    "symmetric": scheme.symmetric,
+                    "strategy": "group",
+                    "group_size": scheme.block,
+                    "dynamic": False,
+                },
                 "input_activations": None,
                 "output_activations": None,
             }
@@ -92,14 +99,3 @@ def packed(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 def _unpacked(words: NDArray[np.int32], bits: int) -> NDArray[np.int64]:
     codes = (words[:, :, None].astype(np.int64) >> np.arange(0, 32, bits)) & (2**bits - 1)
     return np.asarray(codes.reshape(len(words), -1))
-
-
-def _arguments(scheme: Scheme) -> dict[str, Any]:
-    return {
-        "num_bits": scheme.bits,
-        "type": "int",
-        "symmetric": scheme.symmetric,
-        "strategy": "group",
-        "group_size": scheme.block,
-        "dynamic": False,
-    }

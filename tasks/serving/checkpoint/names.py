@@ -5,12 +5,12 @@ Servers compute q, k and v as one product, and the gate with the product beside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.serving.decoder.decoder_graph import DecoderWeights, GraphProjection, Layer
+from tasks.serving.decoder.decoder_graph import DecoderWeights
 from tasks.serving.decoder.graph_nodes import refusal
 from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix
 
@@ -55,7 +55,11 @@ def checkpoint_of(decoder: DecoderWeights) -> Checkpoint:
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}"
         attention, parts = f"{prefix}.self_attn", layer.projections
-        together = {f"{attention}.{name}_proj": part for name, part in zip("qkv", _qkv(layer), strict=True)}
+        together = {
+            f"{attention}.q_proj": parts.query,
+            f"{attention}.k_proj": parts.key,
+            f"{attention}.v_proj": parts.value,
+        }
         products += _fused({name: part.matrix for name, part in together.items()})
         products += _fused({f"{attention}.o_proj": layer.output})
         products += _fused({f"{prefix}.mlp.gate_proj": layer.gate, f"{prefix}.mlp.up_proj": layer.up})
@@ -71,10 +75,6 @@ def checkpoint_of(decoder: DecoderWeights) -> Checkpoint:
                 vectors[name] = FloatMatrix(vector)
     tables = {EMBEDDING: decoder.embedding, **({} if decoder.head is None else {HEAD: decoder.head})}
     return Checkpoint(tuple(products), tables, vectors)
-
-
-def _qkv(layer: Layer) -> Sequence[GraphProjection]:
-    return layer.projections.query, layer.projections.key, layer.projections.value
 
 
 def _fused(matrices: dict[str, Matrix]) -> Iterator[NamedProduct]:

@@ -60,8 +60,10 @@ def _metadata(folder: Path, rows: int, config: Mapping[str, Any]) -> dict[str, A
     found: dict[str, Any] = {"model": "gpt2", "pre": name, "tokens": tokens, "token_type": kinds, "merges": merges}
     ends = config.get("eos_token_id")
     ends = ends if isinstance(ends, Sequence) else [ends]
-    settings = _settings(folder)
-    told_end = _text(settings.get("eos_token"))
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
+    told_end = settings.get("eos_token")
+    if isinstance(told_end, dict):
+        told_end = told_end.get("content")
     end = next((one for one in ends if one is not None and tokens[one] == told_end), ends[0])
     for key, token in (("bos", config.get("bos_token_id")), ("eos", end), ("padding", config.get("pad_token_id"))):
         if token is not None:
@@ -132,11 +134,6 @@ def _first_token(told: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS
-    return read_json(path) if path.exists() else {}
-
-
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the chat template: a file, or a setting, which may be a list of named ones."""
     if (folder / TEMPLATE).exists():
@@ -145,10 +142,6 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if isinstance(found, list):
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found
-
-
-def _text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _refused(found: str) -> JobError:
