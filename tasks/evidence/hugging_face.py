@@ -72,11 +72,7 @@ def transformers_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
 
 
 def _weights_folder(model: Path, flavor: dict[str, Any], uri: str) -> Path:
-    """Return the folder with configuration and weights, which are safetensors.
-
-    Raises:
-        SourceError: there is an adapter, or no weights, or other files of weights.
-    """
+    """Return the folder with configuration and weights, which are safetensors."""
     if flavor.get("peft_adaptor"):
         raise _refused(
             f"{uri} holds an adapter (PEFT) without its base model", "a whole model", "log model.merge_and_unload()"

@@ -127,11 +127,7 @@ def _load(run: Run, source: Source) -> Evidence:
 
 
 def _clustered_by(labels: LabelSpec, samples: Samples) -> Samples:
-    """Return the samples with their labels as clusters, if labels are groups and the job names no coarser ones.
-
-    Raises:
-        DataError: samples with the same label are in different groups of the job.
-    """
+    """Return the samples with their labels as clusters, if labels are groups and the job names no coarser ones."""
     if labels.kind != "groups" or samples.labels is None:
         return samples
     keys = samples.labels if samples.labels.ndim == 1 else samples.labels[:, 0]
@@ -154,11 +150,7 @@ def _probe(
     evaluation: Samples,
     batch_axis: int | None,
 ) -> tuple[NDArray[Any], int]:
-    """Return what the metric reads for a small batch, and the bytes of one sample's inputs and judged outputs.
-
-    Raises:
-        JobError: batches of several sizes do not give one row per sample.
-    """
+    """Return what the metric reads for a small batch, and the bytes of one sample's inputs and judged outputs."""
     batches = [next(evaluation.batches(size)) for size in ((batch_axis,) if batch_axis else PROBE_SAMPLES)]
     counts = [batch.rows for batch in batches]
     names = [output.name for output in judged]
@@ -171,11 +163,7 @@ def _probe(
 def _labels_of(
     session: ort.InferenceSession, metric: Metric, output: TensorSpec, probe: NDArray[Any], batch: Feed
 ) -> LabelSpec:
-    """Return the labels that the metric needs for the judged output.
-
-    Raises:
-        JobError: the metric does not fit the output; the error names the outputs that it fits.
-    """
+    """Return the labels that the metric needs for the judged output."""
     try:
         return metric.expects(output, probe.shape)
     except JobError as error:
@@ -211,11 +199,7 @@ def _check_same_size(
     size: int,
     axes: Collection[str],
 ) -> None:
-    """Run a few batches if the judged output has a dynamic axis that is not in `axes`, those of the inputs.
-
-    Raises:
-        JobError: its size depends on the values of the samples.
-    """
+    """Run a few batches if the judged output has a dynamic axis that is not in `axes`, those of the inputs."""
     if metric.join or all(isinstance(axis, int) or axis in axes for axis in output.shape[1:]):
         return
     batches = list(islice(evaluation.batches(size), PROBE_BATCHES))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.measure.metrics.perplexity import WINDOWS_AT_ONCE
+from tasks.runtimes.parity import largest_difference
 from tasks.runtimes.runner import open_runner
 from validators.records.measurements import Answers, Sanity
 from validators.records.run import SessionSettings, Variant
@@ -159,9 +160,5 @@ def _apart(values: NDArray[Any], others: NDArray[Any]) -> float:
     """Return the largest absolute difference: 0 for equal bits, infinite if shapes or positions of finite values differ."""
     if values.shape == others.shape and values.tobytes() == others.tobytes():
         return 0.0
-    if values.shape != others.shape or (np.isfinite(values) != np.isfinite(others)).any():
-        return float("inf")
-    finite = np.isfinite(values)
-    apart = np.abs(values[finite].astype(np.float64) - others[finite].astype(np.float64))
     # Equal numbers with different bits, such as 0 and -0, still count as a difference.
-    return float(apart.max(initial=0.0)) or float(np.finfo(np.float64).tiny)
+    return largest_difference(values, others) or float(np.finfo(np.float64).tiny)

@@ -132,12 +132,7 @@ def renewal_seconds(lease_seconds: float = LEASE_SECONDS) -> float:
 
 
 def _read(blobs: Blobs, file: str) -> tuple[_Lease | None, str]:
-    """Return the present lease (None if it is unreadable) and its version.
-
-    Raises:
-        ObjectMissing: there is no lease.
-        InfrastructureError: the service does not answer.
-    """
+    """Return the present lease (None if it is unreadable) and its version."""
     data, version = blobs.read(file)
     try:
         return TypeAdapter(_Lease).validate_json(data), version

@@ -196,11 +196,7 @@ class Store:
 
     @contextmanager
     def _folder_beside(self, place: Path) -> Iterator[Path]:
-        """Yield a temporary folder on the entry's disk; at the end it is removed, unless it was renamed.
-
-        Raises:
-            StorageFull: there is no room on the disk.
-        """
+        """Yield a temporary folder on the entry's disk; at the end it is removed, unless it was renamed."""
         folder: Path | None = None
         try:
             with room_in(self.root):

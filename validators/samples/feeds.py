@@ -176,11 +176,7 @@ def _filled(constant: NDArray[Any], shape: tuple[int | str | None, ...], rows: i
 
 
 def _checked(spec: TensorSpec, setting: InputSettings) -> InputSettings:
-    """Return the setting if it fits its input.
-
-    Raises:
-        JobError: a constant has other values than the input can have, or the batch axis does not exist.
-    """
+    """Return the setting if it fits its input."""
     if setting.constant is not None:
         _check_constant(spec, np.array(setting.constant))
     if setting.batch_axis and setting.batch_axis >= len(spec.shape):
@@ -217,11 +213,7 @@ def _check_constant(spec: TensorSpec, array: NDArray[Any]) -> None:
 
 
 def _check_batch(inputs: tuple[TensorSpec, ...], model: str) -> None:
-    """Refuse inputs that cannot be cut into samples along axis 0.
-
-    Raises:
-        JobError: an input has no axes, or the inputs have no common batch along axis 0.
-    """
+    """Refuse inputs that cannot be cut into samples along axis 0."""
     for spec in inputs:
         if not spec.shape:
             raise JobError(

@@ -39,11 +39,7 @@ EVIDENCE = "QUANTGATE_REQUIRE_EVIDENCE"
 
 
 def _policy() -> str:
-    """Return the reaction to a mismatch.
-
-    Raises:
-        RuntimeError: the variable has another value.
-    """
+    """Return the reaction to a mismatch."""
     answer = os.environ.get(POLICY, "warn")
     if answer not in ("warn", "refuse", "allow"):
         raise RuntimeError(f"found {POLICY}={answer}; expected warn, refuse or allow; set one of them")
@@ -51,11 +47,7 @@ def _policy() -> str:
 
 
 def _mismatch(found: str, approved: str, fix: str) -> None:
-    """Warn about a difference from the approval, or refuse it.
-
-    Raises:
-        RuntimeError: QUANTGATE_MISMATCH=refuse.
-    """
+    """Warn about a difference from the approval, or refuse it."""
     if _policy() == "refuse":
         raise RuntimeError(
             f"found {found}; expected {approved}, on which the variant was approved; {fix}, or set {POLICY}=warn"
@@ -123,9 +115,6 @@ def _threads(approved: int, hardware: dict[str, Any]) -> int:
     """Return the threads of the session: `QUANTGATE_THREADS`, or the approved number, capped if fewer cores are usable.
 
     Versions of earlier releases may have 0, which means all cores.
-
-    Raises:
-        RuntimeError: `QUANTGATE_THREADS` is not a positive whole number.
     """
     if told := os.environ.get(THREADS):
         if not (told.isascii() and told.isdigit() and int(told)):
@@ -157,9 +146,6 @@ def _check_device(hardware: dict[str, Any]) -> None:
     """Compare this machine with the one of the approval: its GPU if the variant runs on one, else its processor.
 
     More cores are no mismatch, since the session keeps the approved number of threads. With fewer, `_threads` caps them.
-
-    Raises:
-        RuntimeError: the device differs, and QUANTGATE_MISMATCH=refuse.
     """
     fix = "load it on such a machine, or have quantgate approve it on this one"
     if gpu := hardware["gpu"]:
@@ -183,11 +169,7 @@ def _check_device(hardware: dict[str, Any]) -> None:
 
 
 def _check_sums(manifest: dict[str, Any]) -> None:
-    """Refuse a version whose sums of INT8 products saturate on this processor: it gives other answers than were approved.
-
-    Raises:
-        RuntimeError: they do, and QUANTGATE_MISMATCH is not `allow`.
-    """
+    """Refuse a version whose sums of INT8 products saturate on this processor: it gives other answers than were approved."""
     needed = manifest.get("saturates_without") or ()
     flags = _processor_here()[1]
     if not needed or "avx2" not in flags or flags.intersection(needed):
@@ -205,11 +187,7 @@ def _check_sums(manifest: dict[str, Any]) -> None:
 
 # Must agree with `tasks/engines/tensorrt/shipped/files.py`; this file is shipped alone and cannot import it.
 def _check_files(folder: Path, files: dict[str, str]) -> None:
-    """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests.
-
-    Raises:
-        RuntimeError: a file is missing, has another digest, or is not in the manifest; or a name points outside the folder.
-    """
+    """Raise unless the folder holds exactly the files of the manifest; `files` maps names to sha256 digests."""
     outside = [name for name in files if Path(name).name != name or name in ("", "..")]
     if outside:
         raise RuntimeError(f"found {outside[0]!r} in the manifest; expected names of files beside the model")
@@ -243,11 +221,7 @@ def _cache_folder() -> str:
 
 
 def _check_instructions(hardware: dict[str, Any]) -> None:
-    """Refuse code that was compiled for instructions which this processor lacks.
-
-    Raises:
-        RuntimeError: it lacks some.
-    """
+    """Refuse code that was compiled for instructions which this processor lacks."""
     flags = _processor_here()[1]
     lacking = sorted(flag for flag, had in hardware["isa"].items() if had and flag not in flags)
     if lacking:
@@ -276,13 +250,7 @@ def _shipped(name: str) -> Any:
 
 
 def _open(folder: Path, manifest: dict[str, Any]) -> Any:
-    """Open the model by the module that comes with the version, as the run that judged it did.
-
-    Raises:
-        RuntimeError: the runtime is missing, the processor lacks instructions that the code was compiled for, a library of
-            custom operators is missing, another provider would run the model, or version or device differ and
-            QUANTGATE_MISMATCH=refuse.
-    """
+    """Open the model by the module that comes with the version, as the run that judged it did."""
     settings = manifest["session"]
     runtime, approved = manifest["runtime"].replace("_", "-"), manifest["runtime_version"]
     try:
@@ -335,11 +303,7 @@ class GenerativeModel:
 
 
 def _asked(model_input: Any) -> tuple[list[str], int | None]:
-    """Return the prompts in an input, none if it has other values, and how many tokens an answer may have, if it says so.
-
-    Raises:
-        ValueError: the input is an empty list.
-    """
+    """Return the prompts in an input, none if it has other values, and how many tokens an answer may have, if it says so."""
     if isinstance(model_input, str):
         return [model_input], None
     new_tokens = None

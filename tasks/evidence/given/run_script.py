@@ -102,11 +102,7 @@ def _adapter(tool: str) -> tuple[Path, Path]:
 
 
 def _versions(python: str) -> str:
-    """Return the version of an interpreter and of all that is installed for it.
-
-    Raises:
-        CandidateRefused: `invalid`: it does not run.
-    """
+    """Return the version of an interpreter and of all that is installed for it."""
     try:
         done = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:

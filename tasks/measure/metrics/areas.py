@@ -61,16 +61,12 @@ def roc_areas_without(positive: Mask, codes: Vector, group_of_row: Groups, group
     # Pairs within a group were taken off twice. Ranks within groups: of all rows in the order of groups, then codes.
     joint = stats.rankdata(group_of_row * (2.0 * codes.max() + 2) + codes)
     sums = np.bincount(group_of_row, np.where(positive, joint, 0.0), minlength=groups)[:groups]
-    first = _rows_before(group_of_row, groups)
+    counts = np.bincount(group_of_row, minlength=groups)
+    first = (np.cumsum(counts) - counts)[:groups]  # rows of the groups before each
     within = sums - positives * first - positives * (positives + 1) / 2
     left = positive.sum() - positives
     pairs = left * (len(codes) - sizes - left)
     return np.where(pairs > 0, (total - taken + within) / np.where(pairs > 0, pairs, 1), np.nan)
-
-
-def _rows_before(group_of_row: Groups, groups: int) -> Groups:
-    sizes = np.bincount(group_of_row, minlength=groups)
-    return np.asarray((np.cumsum(sizes) - sizes)[:groups], np.intp)
 
 
 def average_precisions_without(positive: Mask, codes: Vector, group_of_row: Groups, groups: int) -> Vector:

@@ -102,10 +102,6 @@ def _f1_positive(rows: Rows) -> float:
     return float(np.nan_to_num(found[1])) if len(found) > 1 else 0.0
 
 
-def _missed(rows: Rows) -> Vector:
-    return np.asarray(rows[:, 0] != rows[:, 1], np.float64)
-
-
 def _other_class(rows: Rows) -> Wrong:
     """Return rows that predict the class before the true one; for class 0, class 1."""
     true = rows[:, 0]
@@ -117,7 +113,12 @@ def _true_and_predicted(outputs: Outputs, labels: Labels | None, _: Outputs | No
     return as_rows(labels, outputs.argmax(axis=-1))
 
 
-_CHOSEN = partial(Metric, losses=_missed, wrong=_other_class, chance=of_permutations)
+_CHOSEN = partial(
+    Metric,
+    losses=lambda rows: np.asarray(rows[:, 0] != rows[:, 1], np.float64),
+    wrong=_other_class,
+    chance=of_permutations,
+)
 F1_MACRO = _CHOSEN("f1_macro", _true_and_predicted, _f1_macro, _classes("f1_macro"))
 
 
@@ -225,11 +226,6 @@ def _average_precision(positive: NDArray[np.bool_], codes: Vector) -> float:
     return float((gained[scored] * precision).sum() / positive.sum())
 
 
-def _pr_auc(rows: Rows) -> float:
-    """Return the area under the precision-recall curve: average precision, without interpolation."""
-    return _one_against_rest(rows, _average_precision)
-
-
 def _order_lost(rows: Rows) -> Vector:
     """Return how low the label's own class ranks each sample; with one column, how high a sample of class 0 ranks."""
     label = rows[:, 0].astype(np.intp)
@@ -272,7 +268,8 @@ AUROC = _AREA(
 )
 PR_AUC = _AREA(
     "pr_auc",
-    value=_pr_auc,
+    # The area under the precision-recall curve as average precision, without interpolation.
+    value=lambda rows: _one_against_rest(rows, _average_precision),
     expects=_ranked("pr_auc"),
     without=_without(average_precisions_without),
     wrong=_worst_order(of_others=False),

@@ -24,14 +24,6 @@ FEW_RELEVANT = 8
 Score = Callable[[Vector, float], float]
 
 
-def _recall(ranks: Vector, k: float) -> float:
-    return float((ranks <= k).mean())
-
-
-def _reciprocal_rank(ranks: Vector, k: float) -> float:
-    return float(1 / ranks[0]) if ranks[0] <= k else 0.0
-
-
 def _discounted_gain(ranks: Vector, k: float) -> float:
     """Return the normalized discounted cumulative gain (K. Järvelin and J. Kekäläinen, ACM TOIS 20, 2002), gains being 0 or
     1."""
@@ -39,7 +31,11 @@ def _discounted_gain(ranks: Vector, k: float) -> float:
     return float((1 / np.log2(ranks[ranks <= k] + 1)).sum() / (1 / np.log2(best + 1)).sum())
 
 
-_SCORES: dict[RetrievalName, Score] = {"recall_at_k": _recall, "ndcg": _discounted_gain, "mrr": _reciprocal_rank}
+_SCORES: dict[RetrievalName, Score] = {
+    "recall_at_k": lambda ranks, k: float((ranks <= k).mean()),
+    "ndcg": _discounted_gain,
+    "mrr": lambda ranks, k: float(1 / ranks[0]) if ranks[0] <= k else 0.0,
+}
 
 
 def retrieval(name: RetrievalName, k: int | None) -> Metric:

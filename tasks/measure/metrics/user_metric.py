@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from tasks.measure.metrics.metric import Labels, Metric, Outputs, Rows, Scope, Wrong, are_scores, as_rows
 from validators.errors import JobError
-from validators.samples.datasets import TensorSpec
 from validators.samples.labels import LabelSpec
 
 Function = Callable[..., Any]
@@ -45,17 +45,15 @@ def user_metric(name: str, function: Function, *, higher_is_better: bool, versio
         except Exception:  # it may be undefined for some selections, such as a resample without one of the classes
             return math.nan
 
-    def scope(outputs: Outputs, labels: Labels | None) -> Scope:
-        return _scope_of(function, outputs, labels)
-
     return Metric(
         name,
         rows,
         value,
-        _anything,
+        # The function checks its own arguments.
+        lambda _output, _shape: LabelSpec("any", required=False),
         higher_is_better=higher_is_better,
         version=version,
-        scope=scope,
+        scope=partial(_scope_of, function),
         wrong=_answers_of_others,
     )
 
@@ -94,11 +92,6 @@ def _scope_of(function: Function, outputs: Outputs, labels: Labels | None) -> Sc
         return "sample" if alike else "set"
     except Exception:  # it may be undefined for a few samples, such as those of one class
         return "set"
-
-
-def _anything(_: TensorSpec, __: tuple[int, ...]) -> LabelSpec:
-    """Accept any labels, since the function checks its own arguments."""
-    return LabelSpec("any", required=False)
 
 
 def _call(name: str, function: Function, outputs: Outputs, labels: Labels | None) -> Any:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.measure.metrics.areas import midranks, moved_rows, order_codes
 from tasks.measure.metrics.chance import of_constant, of_permutations
@@ -133,18 +132,10 @@ def _spearman(rows: Rows) -> float:
     return float(score @ gold) / scale if scale else math.nan
 
 
-def _rank_error(rows: Rows) -> Vector:
-    return np.abs(rows[:, 0] - rows[:, 1])
-
-
 def _scores_or_pairs(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     if len(shape) > 2:
         raise misfit("spearman", output, shape, "one value per sample, or embeddings of shape (samples, dimensions)")
     return LabelSpec("numbers", size=1, distinct=2, in_pairs=values_a_sample(shape) > 1)
-
-
-def _left_order(baseline: Rows, variant: Rows) -> NDArray[np.bool_]:
-    return moved_rows(baseline[:, 0], variant[:, 0])
 
 
 def _opposite_end(rows: Rows) -> Wrong:
@@ -159,10 +150,10 @@ SPEARMAN = Metric(
     _score_and_gold,
     _spearman,
     _scores_or_pairs,
-    _rank_error,
+    lambda rows: np.abs(rows[:, 0] - rows[:, 1]),
     scope="kept",
     wrong=_opposite_end,
-    moved=_left_order,
+    moved=lambda baseline, variant: moved_rows(baseline[:, 0], variant[:, 0]),
     chance=of_permutations,
 )
 
@@ -196,14 +187,6 @@ def noise_share(rows: Rows) -> float:
     return float(noise / signal) if signal else math.inf if noise else math.nan
 
 
-def _sqnr(rows: Rows) -> float:
-    return decibels_of(noise_share(rows))
-
-
-def _beside_itself(outputs: Outputs, _: Labels | None, reference: Outputs | None) -> Rows:
-    return signal_and_noise(outputs, outputs if reference is None else reference)
-
-
 def _noisy(output: TensorSpec, shape: tuple[int, ...]) -> LabelSpec:
     if not has_noise(output):
         raise misfit("sqnr", output, shape, "an output of floating-point values")
@@ -215,4 +198,10 @@ def has_noise(output: TensorSpec) -> bool:
     return output.dtype.startswith("float")
 
 
-SQNR = Metric("sqnr", _beside_itself, _sqnr, _noisy, reads_reference=True)
+SQNR = Metric(
+    "sqnr",
+    lambda outputs, _, reference: signal_and_noise(outputs, outputs if reference is None else reference),
+    lambda rows: decibels_of(noise_share(rows)),
+    _noisy,
+    reads_reference=True,
+)
