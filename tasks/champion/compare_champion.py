@@ -137,14 +137,7 @@ def _unmeasured(best: Trial, champion: Champion, why: str) -> Trial:
 
 
 def contestants(run: Run, champion: Champion, variant: Variant) -> tuple[Variant, Variant]:
-    """Return the champion and the challenging variant, both with the job's thread count on this machine.
-
-    Raises:
-        VersionUnsound: its files are not those that were registered, or there are none of quantgate's.
-        LibraryUnnamed: the champion needs a library of custom operators that the job does not name.
-        CandidateRefused: `unsupported`: the champion gives other answers on this processor, or none.
-        InfrastructureError: the registry does not answer.
-    """
+    """Return the champion (`variant_of`) and the challenging variant, both with the job's thread count on this machine."""
     point = run.job.measurement.points[0]
     return with_threads(variant_of(run, champion), point), with_threads(variant, point)
 

@@ -1,4 +1,7 @@
-"""Record of one candidate in MLflow: a nested run with its recipe, figures, verdicts and their evidence."""
+"""Record of one candidate in MLflow: a nested run with its recipe, figures, verdicts and their evidence.
+
+All functions raise ServiceDown if the tracking server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,14 @@ if TYPE_CHECKING:
 
 
 def open_candidate_run(client: MlflowClient, run_id: str, candidate: str) -> str:
-    """Return the id of a candidate's run, nested in the parent run; an earlier attempt's run is reused.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
+    """Return the id of a candidate's run, nested in the parent run; an earlier attempt's run is reused."""
     experiment = registry_call(client.get_run, run_id).info.experiment_id
     identity = candidate_identity(run_id) | {NAME: candidate}
     return str(find_or_create_run(client, experiment, identity).info.run_id)
 
 
 def log_table(client: MlflowClient, run_id: str, columns: dict[str, list[Any]], path: str) -> None:
-    """Log a table to a run, replacing an earlier attempt's; MLflow's own call would append to it.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
+    """Log a table to a run, replacing an earlier attempt's; MLflow's own call would append to it."""
     registry_call(client.log_dict, run_id, as_table(columns), path)
     # Tag that lists the artifacts that MLflow's page shows as tables.
     tag = "mlflow.loggedArtifacts"
@@ -68,9 +63,6 @@ def record_trial(
     """Write a candidate's figures, verdicts and evidence files to its run and its LoggedModel, and end the run.
 
     All figures go in one batch, since each call is a transaction; those of a variant are linked to its model.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
     """
     params, metrics, tags = _params(trial), _metrics(trial), _tags(trial)
     registry_call(

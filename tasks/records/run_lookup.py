@@ -1,4 +1,7 @@
-"""Look-up of recorded runs in MLflow: by id or prefix, the latest ones, and their recorded artifacts."""
+"""Look-up of recorded runs in MLflow: by id or prefix, the latest ones, and their recorded artifacts.
+
+Functions that take a client raise ServiceDown if the tracking server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +59,7 @@ class Recorded:
 
 
 def latest(client: MlflowClient, count: int, wanted: Callable[[Recorded], bool] = lambda _: True) -> list[Recorded]:
-    """Return the latest `count` runs that `wanted` accepts, newest first.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
+    """Return the latest `count` runs that `wanted` accepts, newest first."""
     found: list[Recorded] = []
     for run in _search(client, _OURS):
         if wanted(run):
@@ -75,7 +74,6 @@ def find_recorded(client: MlflowClient, name: str) -> Recorded:
 
     Raises:
         JobError: no run matches, or several do.
-        ServiceDown: the tracking server does not answer.
     """
     if name == LAST:
         ended = latest(client, 1, lambda run: run.status == "FINISHED")
@@ -96,7 +94,6 @@ def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
 
     Raises:
         JobError: the run has no report, or the file cannot be written.
-        ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, REPORT)
     if text is None:
@@ -125,7 +122,6 @@ def recorded_result(client: MlflowClient, run: Recorded) -> Result:
 
     Raises:
         JobError: the run has none, or this version of quantgate cannot read it.
-        ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, RESULT)
     if text is None:
@@ -151,7 +147,6 @@ def recorded_job(client: MlflowClient, run: Recorded) -> Job:
 
     Raises:
         JobError: none was recorded, or this version of quantgate cannot read it.
-        ServiceDown: the tracking server does not answer.
     """
     text = _artifact(client, run, JOB)
     if text is None:

@@ -1,4 +1,7 @@
-"""Registered models that hold variants: their names, their versions, and the champion among these."""
+"""Registered models that hold variants: their names, their versions, and the champion among these.
+
+Functions that ask the registry raise InfrastructureError if it does not answer.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +69,7 @@ def place_of(source_name: str, target: str) -> ChampionSlot:
 
 
 def version_at(client: MlflowClient, place: ChampionSlot, alias: str) -> Any:
-    """Return the version that an alias points to; None if there is no such alias, or no such model.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return the version that an alias points to; None if there is no such alias, or no such model."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -89,21 +88,13 @@ def _version_numbered(client: MlflowClient, place: ChampionSlot, number: str | N
 
 
 def number_at(client: MlflowClient, place: ChampionSlot, alias: str) -> str | None:
-    """Return the number of the version that an alias points to, or None.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return the number of the version that an alias points to, or None."""
     found = version_at(client, place, alias)
     return None if found is None else str(found.version)
 
 
 def own_versions(client: MlflowClient, place: ChampionSlot) -> dict[str, Any]:
-    """Return every version of the model that quantgate registered for the target, by number, newest first.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return every version of the model that quantgate registered for the target, by number, newest first."""
     # The registry's filters cannot escape a quote, and on PostgreSQL a backslash is an escape character.
     pattern = re.sub(r"['\\]", "_", place.name)
     ours = [
@@ -119,7 +110,6 @@ def find_place(client: MlflowClient, model: str, target: str) -> ChampionSlot:
 
     Raises:
         JobError: there are no variants, or both the source's model and `model` itself hold some.
-        InfrastructureError: the registry does not answer.
     """
     places = [place for place in (place_of(model, target), ChampionSlot(model, target)) if own_versions(client, place)]
     if len(places) != 1:
@@ -139,9 +129,6 @@ def identity_at(place: ChampionSlot, version: Any) -> str:
 
     Versions of earlier releases have no such tag: their manifest has the session settings. If it cannot be read, the identity
     is the digest of the artifact alone.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
     """
     from mlflow.exceptions import MlflowException
 
@@ -159,21 +146,13 @@ def identity_at(place: ChampionSlot, version: Any) -> str:
 
 
 def rolled_back_variants(client: MlflowClient, place: ChampionSlot) -> dict[str, RolledBack]:
-    """Return the identities of the variants that were rolled back on the target, each with its mark.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return the identities of the variants that were rolled back on the target, each with its mark."""
     marks = ((one, read_rolled_back(one.tags)) for one in own_versions(client, place).values())
     return {identity_at(place, version): mark for version, mark in marks if mark is not None}
 
 
 def former_champions(client: MlflowClient, place: ChampionSlot) -> tuple[FormerChampion, ...]:
-    """Return every version that was champion on the target, latest first, with those that were rolled back.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return every version that was champion on the target, latest first, with those that were rolled back."""
     versions = {number: one.tags for number, one in own_versions(client, place).items() if was_champion(one.tags)}
     return tuple(
         FormerChampion(
@@ -188,11 +167,7 @@ def former_champions(client: MlflowClient, place: ChampionSlot) -> tuple[FormerC
 
 
 def champion_at(client: MlflowClient, place: ChampionSlot, before_flow_run: str | None = None) -> Champion | None:
-    """Return the present champion, or None; the one before it if the flow run `before_flow_run` promoted it.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
-    """
+    """Return the present champion, or None; the one before it if the flow run `before_flow_run` promoted it."""
     version = version_at(client, place, place.alias)
     journal = read_journal(version.tags) if version is not None else None
     if journal is not None and before_flow_run is not None and journal.flow_run == before_flow_run:

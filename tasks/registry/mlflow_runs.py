@@ -6,6 +6,8 @@ looked for the run. Three rules keep one run per identity:
 1. Look for the run before every attempt to create it.
 2. Send each creation once (`mlflow_registry.sent_once`): MLflow's own retries would repeat it without looking.
 3. When the record closes, delete every other run with the same identity.
+
+All functions raise ServiceDown if the tracking server does not answer.
 """
 
 from __future__ import annotations
@@ -29,11 +31,7 @@ log = logging.getLogger("quantgate")
 
 
 def find_runs(client: MlflowClient, experiment: str, identity: Mapping[str, str]) -> list[Any]:
-    """Return the runs with these tags, latest start first. Of duplicates, the latest is the one whose creation was answered.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
+    """Return the runs with these tags, latest start first. Of duplicates, the latest is the one whose creation was answered."""
     condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
     order = ["attributes.start_time DESC", "attributes.run_id ASC"]
     return list(pages(client.search_runs, experiment_ids=[experiment], filter_string=condition, order_by=order))
@@ -63,9 +61,6 @@ def close_candidates(client: MlflowClient, experiment: str, run_id: str) -> None
     """Keep one run per candidate below a parent run, and end those that still run.
 
     A run with an outcome is kept first. A kept run that is still running has no outcome, and is ended as KILLED.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
     """
     kept: dict[str, Any] = {}
     nested = find_runs(client, experiment, candidate_identity(run_id))
@@ -78,11 +73,7 @@ def close_candidates(client: MlflowClient, experiment: str, run_id: str) -> None
 
 
 def delete_duplicates(client: MlflowClient, experiment: str, identity: Mapping[str, str], keep: str) -> None:
-    """Delete every run with these tags except `keep`, with the candidates' runs below it.
-
-    Raises:
-        ServiceDown: the tracking server does not answer.
-    """
+    """Delete every run with these tags except `keep`, with the candidates' runs below it."""
     for run in find_runs(client, experiment, identity):
         if run.info.run_id == keep:
             continue

@@ -1,4 +1,7 @@
-"""Retention of variants in the registry; the rules are in `tasks.service.retention_policy`."""
+"""Retention of variants in the registry; the rules are in `tasks.service.retention_policy`.
+
+All functions raise InfrastructureError if the registry does not answer.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,6 @@ def list_kept(policy: Policy) -> RetentionOutcome:
     """Return the decision for every variant, artifact, store entry, report and leftover.
 
     Artifacts are judged as if the versions that may be deleted were deleted already.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
     """
     state, now = state_folder(), time.time()
     with connect(tracking_uri(state)) as client:
@@ -69,9 +69,6 @@ def delete_all(policy: Policy, listed: RetentionOutcome) -> RetentionOutcome:
     """Delete the items that may be deleted; each is judged again right before, since it may have been used meanwhile.
 
     The next list finds what a crash left: artifacts are deleted after their version, and half-deleted items are listed again.
-
-    Raises:
-        InfrastructureError: the registry does not answer.
     """
     state = state_folder()
     locks = open_locks(state, store_place())

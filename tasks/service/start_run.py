@@ -1,4 +1,7 @@
-"""Start of runs through the deployment `quantize/quantize-model`, once per key."""
+"""Start of runs through the deployment `quantize/quantize-model`, once per key.
+
+All functions raise InfrastructureError if the Prefect server does not answer.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,6 @@ def next_key(key: str) -> tuple[str, str]:
     """Return the key of the next attempt and an empty text; or an empty text and why there is none.
 
     An attempt is over when its run has ended: it failed, crashed, or finished without a status on its source's version.
-
-    Raises:
-        InfrastructureError: the Prefect server does not answer.
     """
     keys = [f"{key}, attempt {number}" for number in range(1, MAX_ATTEMPTS + 1)]
     with server_client() as client:
@@ -60,11 +60,7 @@ def next_key(key: str) -> tuple[str, str]:
 
 
 def is_alive(flow_run: str) -> bool:
-    """Return True if the flow run of this id exists and has not ended.
-
-    Raises:
-        InfrastructureError: the Prefect server does not answer.
-    """
+    """Return True if the flow run of this id exists and has not ended."""
     try:
         identifier = UUID(flow_run)
     except ValueError:

@@ -2,6 +2,8 @@
 
 A run per version, not per look: MLflow draws a metric of one run as a curve over its steps, and shows the runs of an experiment
 side by side. That compares versions of a champion, with each look as a point.
+
+All functions raise InfrastructureError if the tracking server does not answer.
 """
 
 from __future__ import annotations
@@ -37,11 +39,7 @@ class Trend:
 
 
 def open_trend(run: Run, lineage: Lineage) -> Trend:
-    """Find the run of this champion's looks, or create it at the first look.
-
-    Raises:
-        InfrastructureError: the tracking server does not answer.
-    """
+    """Find the run of this champion's looks, or create it at the first look."""
     champion = lineage.champion
     version = f"{champion.name}/{champion.version}@{champion.alias}"
     with connect(run.tracking_uri) as client:
@@ -81,11 +79,7 @@ def state_of(tags: Mapping[str, str], name: str) -> tuple[Memory, TrafficMark]:
 
 
 def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seeing: LookFindings) -> None:
-    """Record one more point of each figure, and the state for the next look, in one request.
-
-    Raises:
-        InfrastructureError: the tracking server does not answer.
-    """
+    """Record one more point of each figure, and the state for the next look, in one request."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
@@ -98,10 +92,6 @@ def record_look(run: Run, trend: Trend, memory: Memory, seen: TrafficMark, seein
 
 
 def record_action(run: Run, trend: Trend, kind: str, done: str) -> None:
-    """Record the action on an alarm, so that it is done only once per version.
-
-    Raises:
-        InfrastructureError: the tracking server does not answer.
-    """
+    """Record the action on an alarm, so that it is done only once per version."""
     with connect(run.tracking_uri) as client:
         registry_call(client.set_tag, trend.run_id, f"{_ACTION}{kind}", done)

@@ -21,8 +21,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from tasks.serving.decoder.graph_nodes import GraphNodes, attribute, refusal
+from tasks.serving.decoder.graph_nodes import GraphNodes, refusal
 from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix
+from validators.graph.graph_scope import attribute
 from validators.graph.stored import load_model
 
 LOGITS = "logits"

@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from tasks.serving.decoder.matrices import BLOCKS, BlockMatrix, FloatMatrix, Matrix, unpacked
 from validators.errors import JobError
+from validators.graph.graph_scope import attribute
 from validators.graph.stored import to_array
 
 TOKENS = "input_ids"
@@ -111,8 +112,3 @@ class GraphNodes:
 
     def unknown(self, node: NodeProto, expected: str) -> JobError:
         return refusal(f"the node {node.name or node.output[0]} of the graph, a {node.op_type}", f"{expected} there")
-
-
-def attribute(node: NodeProto, name: str, default: Any) -> Any:
-    found = [item for item in node.attribute if item.name == name]
-    return onnx.helper.get_attribute_value(found[0]) if found else default
