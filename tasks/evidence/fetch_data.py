@@ -93,7 +93,9 @@ def fetch_data(state: Path, uri: S3Uri, role: str) -> LocalData:
             found = _download(s3, uri, state)
     except StorageRefused as error:
         raise DataError(found=f"{role} data: {error.found}", expected=error.expected, fix=error.fix) from error
-    return LocalData(_place(state, found), uri=str(uri), version=_version(found))
+    # A bucket without versioning reports the version "null".
+    version = found.version if found.version not in (None, "null") else found.etag.strip('"')
+    return LocalData(_place(state, found), uri=str(uri), version=version)
 
 
 def _fetch_below(s3: S3, prefix: S3Uri, state: Path) -> LocalData | None:
@@ -132,11 +134,6 @@ def _changed(prefix: S3Uri, name: str) -> InfrastructureError:
         expected="data that stay as they are during the download",
         fix="run again, or write new data under another prefix",
     )
-
-
-def _version(found: S3Object) -> str:
-    # A bucket without versioning reports the version "null".
-    return found.version if found.version not in (None, "null") else found.etag.strip('"')
 
 
 def _place(state: Path, found: S3Object) -> Path:

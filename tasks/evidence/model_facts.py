@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from validators.graph.source_form import normalize
 from validators.graph.source_graph import check_source_graph
 from validators.samples.datasets import TensorSpec
 from validators.untrusted.bounded_yaml import read_yaml
-from validators.untrusted.external_data import external_files, graphs_of
+from validators.untrusted.external_data import external_files, tensors
 from validators.untrusted.operator_allowlist import may_unpickle
 from validators.untrusted.paths import inside
 
@@ -185,8 +185,9 @@ def _read_graph(path: Path, uri: str) -> _Read:
         graph = model.graph
         weights = {tensor.name for tensor in graph.initializer}
         sizes: Counter[str] = Counter()
-        for tensor in _weights(graph):
-            sizes[dtype_name(tensor.data_type)] += int(np.prod(tensor.dims, dtype=np.int64))
+        for tensor in tensors(model):
+            if tensor.data_type:  # an attribute of another kind has an empty tensor
+                sizes[dtype_name(tensor.data_type)] += int(np.prod(tensor.dims, dtype=np.int64))
         inputs = tuple(spec_of(value) for value in graph.input if value.name not in weights)
         outputs = tuple(spec_of(value) for value in graph.output)
         probabilities = _probabilities(graph)
@@ -197,14 +198,6 @@ def _read_graph(path: Path, uri: str) -> _Read:
             fix="log the model again",
         ) from error
     return inputs, outputs, sizes.most_common(1)[0][0] if sizes else "", probabilities
-
-
-def _weights(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield initializers and the tensors of Constant nodes, where some exporters store weights, also of subgraphs."""
-    for part in graphs_of(graph):
-        yield from part.initializer
-        constants = (node for node in part.node if node.op_type == "Constant")
-        yield from (item.t for node in constants for item in node.attribute if item.HasField("t"))
 
 
 def _probabilities(graph: onnx.GraphProto, outer: Mapping[str, onnx.NodeProto] | None = None) -> frozenset[str]:

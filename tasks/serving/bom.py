@@ -24,7 +24,10 @@ def bill_of_materials(promoted: Promoted, requirements: Iterable[str]) -> dict[s
     """
     variant = promoted.approval.variant
     libraries = [_library(Requirement(text)) for text in requirements]
-    files = [_file(name, digest) for name, digest in sorted(promoted.manifest["files"].items())]
+    files = [
+        {"type": "file", "bom-ref": f"file:{name}", "name": name, "hashes": _hashes(digest)}
+        for name, digest in sorted(promoted.manifest["files"].items())
+    ]
     source = {
         "type": "machine-learning-model",
         "bom-ref": "source",
@@ -98,10 +101,6 @@ def _library(requirement: Requirement) -> dict[str, Any]:
     version = str(requirement.specifier).removeprefix("==")
     purl = f"pkg:pypi/{requirement.name.lower().replace('_', '-')}@{version}"
     return {"type": "library", "bom-ref": purl, "name": requirement.name, "version": version, "purl": purl}
-
-
-def _file(name: str, digest: str) -> dict[str, Any]:
-    return {"type": "file", "bom-ref": f"file:{name}", "name": name, "hashes": _hashes(digest)}
 
 
 def _hashes(digest: str) -> list[dict[str, str]]:

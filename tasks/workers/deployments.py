@@ -109,7 +109,9 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
         f"{flow.name}/{spec['name']}", outcome, detail, f"/deployments/deployment/{identity}", identity
     )
     for trigger in spec.get("triggers", ()):
-        yield apply_automation(client, _automation(trigger, identity))
+        event = DeploymentEventTrigger.model_validate(trigger)
+        event.set_deployment_id(identity)
+        yield apply_automation(client, event.as_automation())
     if former:
         yield _retire(client, former, f"{flow.name}/{former.name}")
 
@@ -198,12 +200,6 @@ def _update(
         for slug, one in schedules.items()
     ]
     client.update_deployment(found.id, DeploymentUpdate(concurrency_limit=limit, schedules=updated, **wanted))
-
-
-def _automation(spec: dict[str, Any], deployment: UUID) -> AutomationCore:
-    trigger = DeploymentEventTrigger.model_validate(spec)
-    trigger.set_deployment_id(deployment)
-    return trigger.as_automation()
 
 
 def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> DeployedObject:

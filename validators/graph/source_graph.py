@@ -62,7 +62,9 @@ def check_source_graph(path: Path, *, custom_operators: bool = False) -> onnx.Mo
     _check_versions(path, model)
     nodes = list(nodes_in(model))
     _check_operators(path, model, nodes)
-    check_weights(path.name, {tensor.name: _bytes_of(tensor) for tensor in model.graph.initializer})
+    # At least so many bytes, for types that hold no weights.
+    sizes = {one.name: math.prod(one.dims) * _WIDTHS.get(one.data_type, 1) for one in model.graph.initializer}
+    check_weights(path.name, sizes)
     if not custom_operators:
         _refuse_custom(path, model, nodes)
     check_interface(model, path.name)
@@ -172,11 +174,6 @@ def _refuse_custom(path: Path, model: onnx.ModelProto, nodes: list[onnx.NodeProt
             fix="name the library that has them in `operator_libraries` of the job, export without them, or define them in the"
             " file as functions of standard ones",
         )
-
-
-def _bytes_of(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a constant's values, wherever they lie; at least so many for types that hold no weights."""
-    return math.prod(tensor.dims) * _WIDTHS.get(tensor.data_type, 1)
 
 
 def _check_valid(path: Path) -> None:

@@ -82,7 +82,9 @@ class Samples:
 
     def feed(self, rows: Arrays) -> Feed:
         """Return the model's inputs for rows of samples, each array of shape `(rows, ...)`."""
-        return self.feeds.feed(rows) if self.feeds else plain_feed(rows)
+        if self.feeds:
+            return self.feeds.feed(rows)
+        return Feed(rows, rows=rows_of(rows), axes=dict.fromkeys(rows, 0))
 
 
 def rows_of(batch: Arrays) -> int:
@@ -99,11 +101,6 @@ def part_of(batch: Arrays, start: int, stop: int) -> Arrays:
         for name, array in batch.items()
     }
     return Feed(parts, rows=min(stop, batch.rows) - start, axes=batch.axes)
-
-
-def plain_feed(arrays: Arrays) -> Feed:
-    """Return inputs that all have the samples along axis 0."""
-    return Feed(arrays, rows=len(next(iter(arrays.values()))), axes=dict.fromkeys(arrays, 0))
 
 
 def load_samples(
