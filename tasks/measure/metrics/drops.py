@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,10 +97,6 @@ def estimate_value(
         low, high = (None if end is None else metric.value(np.array([[best - sign * end]])) for end in ends)
         return Estimate(metric.value(rows), low, high), method
 
-    def without(group_of_row: Clusters, groups: int) -> Vector:
-        assert metric.without is not None
-        return metric.without(rows, group_of_row, groups)
-
     return paired_interval(
         rows,
         rows,
@@ -107,7 +104,7 @@ def estimate_value(
         confidence,
         seed=seed,
         clusters=clusters,
-        drops_without=without if metric.without else None,
+        drops_without=partial(metric.without, rows) if metric.without else None,
         wrong=metric.wrong(rows) if metric.wrong else None,
         moved=np.ones(len(rows), np.bool_),  # no answer counts as unchanged
     )
