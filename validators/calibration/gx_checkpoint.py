@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from validators.calibration import expectations
-from validators.calibration.checks.catalog import list_expected
+from validators.calibration.checks.catalog import CHECKS
 from validators.calibration.checks.check import ExpectationResult, Expected, Severity
 from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.offline_pages import make_offline, write_alone
@@ -80,12 +80,10 @@ def run_checkpoint(evidence: CalibrationEvidence, page_folder: Path) -> tuple[li
 
 
 def _make_expectations(evidence: CalibrationEvidence) -> Iterator[Expectation]:
-    for check, expected in list_expected(evidence):
-        yield _find_class(expected.expectation)(**_keywords(check, expected))
-
-
-def _find_class(name: str) -> Any:
-    return getattr(expectations, name, None) or getattr(built_in, name)
+    for check in CHECKS:
+        for expected in check.expect(evidence):
+            kind = getattr(expectations, expected.expectation, None) or getattr(built_in, expected.expectation)
+            yield kind(**_keywords(check.name, expected))
 
 
 def _keywords(check: str, expected: Expected) -> dict[str, Any]:

@@ -6,13 +6,13 @@ To add a check, write its functions in a module of this package, add a row here,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from validators.calibration.checks import model_checks, reference_checks, sample_checks
-from validators.calibration.checks.check import CalibrationCheck, ExpectationResult, Expected, Severity
+from validators.calibration.checks.check import CalibrationCheck, ExpectationResult, Severity
 from validators.calibration.evidence import CalibrationEvidence
 from validators.records.run import Check
 from validators.samples.datasets import Samples
@@ -50,13 +50,6 @@ CHECKS: tuple[CalibrationCheck, ...] = (
 def measure_columns(calibration: Samples) -> dict[str, NDArray[Any]]:
     """Return the columns that the checks compute from the `n` calibration samples, shape `(n,)` each."""
     return {name: column for check in CHECKS for name, column in check.columns(calibration).items()}
-
-
-def list_expected(evidence: CalibrationEvidence) -> Iterator[tuple[str, Expected]]:
-    """Yield each expectation with the name of its check, in the order of the catalogue."""
-    for check in CHECKS:
-        for expected in check.expect(evidence):
-            yield check.name, expected
 
 
 def describe_checks(evidence: CalibrationEvidence, results: Sequence[ExpectationResult]) -> tuple[Check, ...]:
