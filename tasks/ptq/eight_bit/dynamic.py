@@ -48,8 +48,8 @@ from validators.graph.stored import load_model, save_model, spilling, to_array
 from validators.untrusted.external_data import bodies_of
 
 ATTENTION = f"{MICROSOFT}:Attention"
-# Layers that no pairs of Q/DQ quantize.
-RECURRENT = frozenset({"LSTM", "GRU"})
+# Layers that no pairs of Q/DQ quantize, and tables, of which pairs would leave floats in memory.
+REST = frozenset({"LSTM", "GRU", "Gather"})
 # Attributes of Attention that QAttention supports.
 ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "scale", "mask_filter_value"}
 
@@ -92,7 +92,7 @@ def quantize_dynamic(
     """
     proto = load_model(float_model)
     names = Names(proto.graph)
-    report = _quantize_graph(proto.graph, {}, weights, keep_float, names, RECURRENT if rest else None)
+    report = _quantize_graph(proto.graph, {}, weights, keep_float, names, REST if rest else None)
     if not report.quantized:
         if rest:
             return report

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from onnx import helper
 from test_weight_only import K, constants_of, node, normal, operators, run, save
 
+from tasks.engines.ort.pairs import PAIRS
+from tasks.ptq.eight_bit.dynamic import quantize_dynamic
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.eight_bit.tied import LEAST_NUMBERS, TableBits, retie, round_rows
 from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, quantize_weights
 from validators.errors import CandidateRefused
@@ -178,3 +182,25 @@ def test_an_embedding_alone_is_quantized_for_its_noise_only(tmp_path: Path) -> N
     save(tmp_path / "m.onnx", [nodes[0], node("Add", "x row", "y")], constants)
     with pytest.raises(CandidateRefused, match="no MatMul or Gemm"):
         quantize_weights(model, tmp_path / "v.onnx", BlockWeights("rtn", BLOCK, True))
+
+
+def test_static_int8_has_its_embeddings_in_blocks_too(tmp_path: Path) -> None:
+    """Beside Q/DQ pairs of the product; a node kept in float keeps its table."""
+    nodes = [node("Gather", "table ids", "row"), node("Add", "x row", "a"), node("MatMul", "a w", "y")]
+    constants = {"table": normal(LEAST_NUMBERS // K, K), "ids": np.array([7], np.int64), "w": normal(K, K)}
+    model = save(tmp_path / "m.onnx", nodes, constants)
+    x = normal(5, K)
+    statistics = {"a": (-9.0, 9.0), "y": (-60.0, 60.0), "x": (-5.0, 5.0), "row": (-5.0, 5.0)}
+    for kept in ((), ("row_Gather",)):
+        quantize_qdq(
+            model, tmp_path / "v.onnx", statistics, rules=PAIRS, every_operator=False, activation="uint8",
+            weights=Int8Weights(),
+        )  # fmt: skip
+        rest = quantize_dynamic(
+            tmp_path / "v.onnx", tmp_path / "v.onnx", weights=Int8Weights(), keep_float=kept, rest=True
+        )
+        assert rest.quantized == (() if kept else ("row_Gather",))
+        kinds = operators(tmp_path / "v.onnx")
+        assert kinds.count("GatherBlockQuantized") == 1 - len(kept) and kinds.count("DequantizeLinear") == 2
+        assert ("table" in constants_of(tmp_path / "v.onnx")) == bool(kept)
+        np.testing.assert_allclose(run(tmp_path / "v.onnx", x), run(model, x), atol=0.5)
