@@ -55,8 +55,8 @@ from validators.samples.datasets import Arrays, Samples
 
 # Share of a float model's time that its parts cost at least if all stay in float.
 LEAST_COST = 0.01
-# The Gram matrices of this process's last pass, in files without names: candidates that differ in their blocks, and all attempts
-# of a search, read the same. More than so many bytes are collected again.
+# The Gram matrices of this process's last pass, in files without names: candidates that differ in their blocks, and all
+# attempts of a search, read the same. More than so many bytes are collected again.
 LAST_GRAMS: dict[tuple[Any, ...], dict[str, Gram]] = {}
 MOST_KEPT_BYTES = 4e9
 
