@@ -55,7 +55,7 @@ def save(folder: Path, name: str, figures: dict[str, Any], *, quiet: bool = Fals
 
 
 def draw_power(folder: Path, drifts: dict[str, Any]) -> None:
-    """The power curves as `power.png` and `power.svg`, one panel a drift."""
+    """The power curves as `power.png`, one panel a drift."""
     from matplotlib import pyplot
 
     columns = min(3, len(drifts) + 1)  # and a place for the legend
@@ -70,8 +70,7 @@ def draw_power(folder: Path, drifts: dict[str, Any]) -> None:
         axis.axis("off")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     grid.flat[len(drifts)].legend(handles, labels, loc="center", frameon=False, title="verdict, with 95 % interval")
-    for suffix in ("png", "svg"):
-        figure.savefig(folder / f"power.{suffix}", dpi=150)
+    figure.savefig(folder / "power.png", dpi=150)
     pyplot.close(figure)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/fallbacks.py              # minutes: the programs of torch-inductor are compiled
     python benchmarks/fallbacks.py openvino     # the rows of one engine; those of the others are kept
 
-Prints the table, and writes `benchmarks/results/fallbacks.json` and `fallbacks.md`.
+Prints the table, and writes `benchmarks/results/fallbacks.json`.
 """
 
 from __future__ import annotations
@@ -196,7 +196,6 @@ def main(engines: Sequence[str]) -> None:
     versions = {name: metadata.version(name) for name in ("onnxruntime", "openvino")}
     document = {**versions, "samples": SAMPLES, "rows": found}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "fallbacks.md").write_text(table(found) + "\n", encoding="utf-8")
     print(table(found))
 
 

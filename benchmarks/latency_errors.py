@@ -275,8 +275,7 @@ def _draw(folder: Path, entries: list[dict[str, Any]], truth: float | None) -> N
     axes[0].set_yticks([0.8, 0.9, 1.0, 1.1, 1.25], ["0.8", "0.9", "1", "1.1", "1.25"])
     axes[0].set_ylim(0.7, 1.4)
     axes[0].minorticks_off()
-    for suffix in ("png", "svg"):
-        figure.savefig(folder / f"latency_errors.{suffix}", dpi=150)
+    figure.savefig(folder / "latency_errors.png", dpi=150)
     pyplot.close(figure)
 
 

@@ -15,7 +15,7 @@ LINES = {
 
 
 def draw(folder: Path, cells: list[dict[str, Any]], titles: dict[str, str], alpha: float) -> None:
-    """The share of verdicts that pass by number of samples, one panel a kind, as `verdict_errors.png` and `.svg`."""
+    """The share of verdicts that pass by number of samples, one panel a kind, as `verdict_errors.png`."""
     from matplotlib import pyplot
 
     figure, grid = pyplot.subplots(2, 3, figsize=(9.6, 5.8), sharey=True)
@@ -26,8 +26,7 @@ def draw(folder: Path, cells: list[dict[str, Any]], titles: dict[str, str], alph
         row[0].set_ylabel("share that pass")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    for suffix in ("png", "svg"):
-        figure.savefig(folder / f"verdict_errors.{suffix}", dpi=150)
+    figure.savefig(folder / "verdict_errors.png", dpi=150)
     pyplot.close(figure)
 
 
