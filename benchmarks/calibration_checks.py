@@ -23,15 +23,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge, short_texts
-from calibration_figures import draw_power, save, share
+from figures import RESULTS, save, share
 from models.pools import image_pool, text_pool
 
 from validators.records.run import CalibrationVerdict
 
-RESULTS = Path(__file__).parent / "results"
 FIRST_POWER_SEED = 1000  # so that no split of the false alarms occurs in a power curve
+# M. Okabe and K. Ito, "Color Universal Design", 2008: told apart in every kind of colour blindness, and by shape as well.
+LINES = (("refused", "refused", "#D55E00", "o"), ("refused_or_warned", "refused or warned", "#0072B2", "s"))
 MOST_MB = 1500
-Out = Annotated[Path, typer.Option(help="Where the figures go.")]
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -47,7 +47,6 @@ def false_alarms(
     tokens: Annotated[
         int | None, typer.Option(help="Texts of so few tokens, of which many repeat, in place of whole reviews.", min=1)
     ] = None,
-    out: Out = RESULTS,
 ) -> None:
     """The share of random clean splits that are refused, with its 95 % interval (Clopper and Pearson)."""
     outcomes: Counter[str] = Counter()
@@ -78,14 +77,13 @@ def false_alarms(
     figures |= {name: share(outcomes[name], splits) for name in ("refused", "accepted_with_warnings", "accepted")}
     pool = f"texts_of_{tokens}" if tokens else "digits" if image else "texts"
     name = f"false_alarms_{pool}_{size}{'_stratified' if stratified else ''}"
-    save(out, name, figures | {"failed_checks": dict(failed)})
+    save(name, figures | {"failed_checks": dict(failed)})
 
 
 @app.command()
 def power(
     draws: Annotated[int, typer.Option(help="Draws for each strength of each drift.", min=1)] = 20,
     only: Annotated[list[str] | None, typer.Option(help=f"Some of: {', '.join(each.name for each in DRIFTS)}.")] = None,
-    out: Out = RESULTS,
 ) -> None:
     """The share of drifted sets that are refused, and that are at least warned of, for five strengths of each drift."""
     chosen = [drift for drift in DRIFTS if not only or drift.name in only]
@@ -98,13 +96,13 @@ def power(
                 points = [_detect(judge, drift, strength, draws) for strength in drift.strengths]
                 found[drift.name] = {"title": drift.title, "points": points}
     seeds = [FIRST_POWER_SEED, FIRST_POWER_SEED + draws - 1]
-    save(out, "power", {"draws": draws, "seeds": seeds, "calibration_samples": CALIBRATION, "drifts": found})
-    draw_power(out, found)
+    save("power", {"draws": draws, "seeds": seeds, "calibration_samples": CALIBRATION, "drifts": found})
+    draw_power(found)
 
 
 @app.command()
 def cost(
-    rounds: Annotated[int, typer.Option(help="Times that each is measured, in turn.", min=1)] = 3, out: Out = RESULTS
+    rounds: Annotated[int, typer.Option(help="Times that each is measured, in turn.", min=1)] = 3,
 ) -> None:
     """The whole validation of 128 and of 2,000 samples against one accuracy evaluation of the fp32 model on 2,000."""
     found: dict[str, list[dict[str, Any]]] = {"evaluation": [], "validate-128": [], "validate-2000": []}
@@ -126,7 +124,7 @@ def cost(
     for name, median in seconds.items():
         verdicts[name] = {"median_s": median, "bound_s": round(bound_s, 2), "held_s": median <= bound_s}
         verdicts[name] |= {"peak_mb": peak_mb[name], "bound_mb": MOST_MB, "held_mb": peak_mb[name] <= MOST_MB}
-    save(out, "cost", {"rounds": rounds, "measured": found, "verdicts": verdicts})
+    save("cost", {"rounds": rounds, "measured": found, "verdicts": verdicts})
 
 
 def _measure(what: str, model: Path, pool: Path) -> dict[str, Any]:
@@ -161,6 +159,41 @@ def _detect(judge: Judge, drift: Drift, strength: float, draws: int) -> dict[str
 
 def _failed(verdict: CalibrationVerdict) -> list[str]:
     return [f"{check.name} ({check.severity})" for check in verdict.failed]
+
+
+def draw_power(drifts: dict[str, Any]) -> None:
+    """The power curves as `power.png`, one panel a drift."""
+    from matplotlib import pyplot
+
+    columns = min(3, len(drifts) + 1)  # and a place for the legend
+    rows = -(-(len(drifts) + 1) // columns)
+    figure, grid = pyplot.subplots(rows, columns, figsize=(8.8, 2.8 * rows), sharey=True, squeeze=False)
+    figure.set_layout_engine("constrained")
+    for axis, drift in zip(grid.flat, drifts.values(), strict=False):
+        _draw_panel(axis, drift["title"], drift["points"])
+    for row in grid:
+        row[0].set_ylabel("share of draws")
+    for axis in grid.flat[len(drifts) :]:
+        axis.axis("off")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    grid.flat[len(drifts)].legend(handles, labels, loc="center", frameon=False, title="verdict, with 95 % interval")
+    figure.savefig(RESULTS / "power.png", dpi=150)
+    pyplot.close(figure)
+
+
+def _draw_panel(axis: Any, title: str, points: list[dict[str, Any]]) -> None:
+    places = np.arange(len(points))
+    for (key, label, color, marker), shift in zip(LINES, (-0.06, 0.06), strict=True):
+        shares = np.array([point[key]["share"] for point in points])
+        low, high = np.array([point[key]["interval"] for point in points]).T
+        axis.errorbar(
+            places + shift, shares, [shares - low, high - shares], color=color, marker=marker, capsize=3, label=label
+        )
+    axis.set_xticks(places, [f"{point['strength']:g}" for point in points])
+    axis.set_xlabel(title)
+    axis.set_ylim(-0.03, 1.03)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", alpha=0.3)
 
 
 if __name__ == "__main__":

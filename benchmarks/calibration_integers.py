@@ -11,7 +11,6 @@ of one go to one side. Each split is judged by the functions and the default bou
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save, share
+from figures import earlier, save, share
 from numpy.typing import NDArray
 
 from validators.calibration.disjoint import compare_disjoint
@@ -29,7 +28,6 @@ from validators.records.run import DataFile
 from validators.samples.datasets import Samples
 from validators.samples.drift import count_in_bins, find_signs
 
-RESULTS = Path(__file__).parent / "results"
 NAME = "calibration_integers"
 CALIBRATION, EVALUATION = 128, 1000
 WIDTHS, VALUES, SHIFTED_VALUES = (1, 2, 3, 4, 8), (2, 5, 50, 1000, 50_000), (5, 1000, 50_000)
@@ -67,14 +65,14 @@ def run(
     ]
     sizes = {"calibration_samples": CALIBRATION, "evaluation_samples": EVALUATION, "splits": splits, "draws": draws}
     figures = sizes | {"seconds": round(time.monotonic() - begun), "clean": clean, "shifted": shifted}
-    save(RESULTS, NAME, figures, quiet=True)
+    save(NAME, figures, quiet=True)
     _print(figures)
 
 
 @app.command()
 def table() -> None:
     """Print the tables of the last run."""
-    _print(json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8")))
+    _print(earlier(NAME))
 
 
 def _print(figures: dict[str, Any]) -> None:

@@ -15,11 +15,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from calibration_figures import save
 from driving import environment, write_job
+from figures import save
 from process_memory import peaks_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -40,7 +39,6 @@ def picture(path):
 @app.command()
 def run(
     pictures: Annotated[list[int] | None, typer.Option(help="Numbers of evaluation pictures.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = HERE / "results",
 ) -> None:
     """Run the jobs and write `data_memory.json`."""
     figures = {}
@@ -50,7 +48,7 @@ def run(
             print(count, figures[str(count)], flush=True)
     own = [one["run"]["own_mb"] for one in figures.values()]
     growth = own[-1] / own[0] - 1
-    save(out, "data_memory", {"pixels": PIXELS, "runs": figures, "growth_of_own_memory": round(growth, 4)})
+    save("data_memory", {"pixels": PIXELS, "runs": figures, "growth_of_own_memory": round(growth, 4)})
     if growth > MOST_GROWTH:
         raise SystemExit(f"memory grows by {growth:.0%}")
 

@@ -20,10 +20,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "support")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from calibration_figures import save
+from figures import RESULTS, earlier, save
 from process_memory import run_step
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -203,8 +202,7 @@ def run(
     limit: Annotated[int | None, typer.Option(help="Most memory in MB, cached files with it, of a step.")] = None,
 ) -> None:
     """Do all steps for each size, and write the figures; those of other sizes stay."""
-    file = HERE / "results" / "decoder_growth.json"
-    figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["sizes"] if file.exists() else {}
+    figures: dict[str, Any] = earlier("decoder_growth").get("sizes", {})
     for size in billions or list(SIZES):
         with tempfile.TemporaryDirectory(prefix="quantgate-growth-") as folder:
             root = Path(folder)
@@ -219,7 +217,7 @@ def run(
                 print(size, name, told, flush=True)
                 if name == "convert":
                     shutil.rmtree(root / "source")
-    save(HERE / "results", "decoder_growth", {"sizes": figures})
+    save("decoder_growth", {"sizes": figures})
     draw(figures)
 
 
@@ -241,7 +239,7 @@ def draw(sizes: dict[str, Any]) -> None:
         axis.set_ylim(bottom=0)
     axes[1].set(yscale="log", ylim=(1, None))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
-    figure.savefig(HERE / "results" / "decoder_growth.png", dpi=150)
+    figure.savefig(RESULTS / "decoder_growth.png", dpi=150)
 
 
 if __name__ == "__main__":

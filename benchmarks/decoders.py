@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save
+from figures import save
 
 from tasks.run.settings import prepare_environment, state_folder
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from validators.records.latencies import Latency
     from validators.records.run import Trial, Variant
 
-RESULTS = Path(__file__).parent / "results"
 NAME, WINDOW, WINDOWS, CALIBRATION = "smollm2-135m", 256, 16, 64
 PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
 # Starts of a rival that fails the gate, whose speed decides nothing.
@@ -61,7 +60,6 @@ class Plan:
 
 
 def main(
-    results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     rough: Annotated[bool, typer.Option(help="Few windows, short answers, one start, on a busy machine.")] = False,
     losses: Annotated[bool, typer.Option(help="Only what each recipe of a longer list loses.")] = False,
@@ -82,13 +80,13 @@ def main(
     from prefect import flow
 
     if losses:
-        flow(name="losses")(_losses)(plan, results)
+        flow(name="losses")(_losses)(plan)
         return
     shape = flow(name="decoders")(_shape)
     figures: dict[str, Any] = {"rough": rough}
     for prompt in PROMPTS:
         figures[f"prompt {prompt}, answer {plan.answer}"] = shape(plan, prompt)
-        save(results, "decoders", figures)
+        save("decoders", figures)
 
 
 def _register(state: Path) -> None:
@@ -117,7 +115,7 @@ def _register(state: Path) -> None:
     np.savez(state / "evaluation.npz", input_ids=pool.evaluation[:WINDOWS])
 
 
-def _losses(plan: Plan, results: Path) -> None:
+def _losses(plan: Plan) -> None:
     """Write the loss of each compared recipe after it is measured."""
     from variants_compare import accuracy_trial, interval, judge_rivals, open_bench
 
@@ -134,7 +132,7 @@ def _losses(plan: Plan, results: Path) -> None:
             (judged,) = judge_rivals(bench, (accuracy_trial(bench, made.variant),))
             rows[recipe] = {"drop": interval(judged.drop), "size_mb": made.variant.size_bytes / 1e6}
         print(recipe, rows[recipe], flush=True)
-        save(results, "decoders_losses", {"windows": WINDOWS, "perplexity": bench.baseline.value, "rows": rows})
+        save("decoders_losses", {"windows": WINDOWS, "perplexity": bench.baseline.value, "rows": rows})
 
 
 def _shape(plan: Plan, prompt: int) -> dict[str, Any]:

@@ -1,18 +1,13 @@
-"""The figures of `decoders.py` as Markdown, for `README.md`.
-
-python benchmarks/decoders_tables.py [FOLDER OF THE FIGURES]
-"""
+"""The figures of `decoders.py` as Markdown, for `README.md`."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from figures import earlier
+
 HEAD = (
     "engine and weights",
     "nats a token beside float32",
@@ -74,9 +69,7 @@ def _ratio(ratio: dict[str, Any] | None) -> str:
 
 def main() -> None:
     """Print all tables."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    figures = json.loads((folder / "decoders.json").read_text(encoding="utf-8"))
-    for title, told in figures.items():
+    for title, told in earlier("decoders").items():
         if title.startswith("prompt"):
             print(f"{title} tokens:\n", *table(told), "", f"Candidates: {candidates(told)}.", sep="\n", end="\n\n")
 

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures import earlier, write
+
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results/demo_processors.json"
 LAUNCHER = ROOT / "tests/support/other_processor.py"
 KEPT = ("name", "outcome", "metric_value", "metric_drop", "speedup_p50", "coverage_macs", "size_bytes", "confirmed")
 
@@ -76,13 +77,11 @@ def main() -> None:
     sys.path.insert(0, str(LAUNCHER.parent))
     from other_processor import KINDS, own_kind
 
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    kept = earlier("demo_processors")
     for kind in sys.argv[1:] or [own_kind(), "avx2"]:
         with tempfile.TemporaryDirectory() as state:
             kept[kind] = measure(kind, Path(state))
-        RESULTS.write_text(
-            json.dumps({one: kept[one] for one in KINDS if one in kept}, indent=1) + "\n", encoding="utf-8"
-        )
+        write("demo_processors", {one: kept[one] for one in KINDS if one in kept})
     for kind, run in kept.items():
         print(f"\n{kind}: {run['cpu']}\n\n{table(run)}")
 

@@ -10,19 +10,14 @@ break a draw altogether with a probability of 1/e, as if one sample of the calib
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import save, share
 from numpy.typing import NDArray
 from scipy.special import ndtri
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from calibration_figures import save, share
 
 from tasks.run.user_functions import job_metric
 from tasks.trials.draws import spread_between
@@ -39,7 +34,7 @@ BROKEN = 0.1
 METRICS = ("accuracy", "f1_macro")
 
 
-def main(out: Path = HERE / "results") -> None:
+def main() -> None:
     """Write `draw_errors.json`."""
     rows = []
     for metric in METRICS:
@@ -48,7 +43,7 @@ def main(out: Path = HERE / "results") -> None:
                 for spread in (0.0, BOUND / 2, BOUND, 2 * BOUND, 4 * BOUND, None):
                     found = outcomes(metric, samples, draws, spread, EXPERIMENTS, seed=len(rows))
                     rows.append({"metric": metric, "samples": samples, "draws": draws, "spread": spread, **found})
-    save(out, "draw_errors", {"bound": BOUND, "broken_by": BROKEN, "experiments": EXPERIMENTS, "rows": rows})
+    save("draw_errors", {"bound": BOUND, "broken_by": BROKEN, "experiments": EXPERIMENTS, "rows": rows})
 
 
 def outcomes(

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
-from calibration_figures import save
+from figures import save
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -25,7 +25,6 @@ from tasks.runtimes.runner import open_runner
 from validators.records.run import SessionSettings
 from validators.target_facts import OPENVINO
 
-RESULTS = Path(__file__).parent / "results"
 WIDE, ROWS = 64, 16
 node = helper.make_node
 Array = NDArray[Any]
@@ -112,7 +111,7 @@ def main(files: Annotated[Path | None, typer.Option(help="Folder to write the mo
                 row[form] = round(apart(path, rng.normal(size=(ROWS, *shape)).astype(np.float32)), 4)
             rows.append(row)
             print(f"{name:40}" + "".join(f"{row[form]:10.4f}" for form in forms), flush=True)
-    save(RESULTS, "engine_disagreements", {"patterns": rows}, quiet=True)
+    save("engine_disagreements", {"patterns": rows}, quiet=True)
 
 
 if __name__ == "__main__":

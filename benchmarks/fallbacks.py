@@ -23,6 +23,7 @@ from fallback_cuda import PLANTED
 from fallback_inductor import ARRAYS, PACKAGE, PROGRAMS, TOLD, Program
 from fallback_openvino import OPENVINO_PLANTS
 from fallback_plants import ON_CPU, PLANTS, Plant
+from figures import earlier, write
 from numpy.typing import NDArray
 
 from tasks.engines.variants import session_settings
@@ -38,7 +39,6 @@ from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
-RESULTS = Path(__file__).parent / "results"
 SAMPLES = 64
 Row = dict[str, Any]
 
@@ -187,15 +187,13 @@ def table(found: list[Row]) -> str:
 
 def main(engines: Sequence[str]) -> None:
     """The table, measured anew for these engines, or for all."""
-    path = RESULTS / "fallbacks.json"
-    before: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    before: list[Row] = earlier("fallbacks")["rows"]
     found = []
     for engine, measure in ENGINES.items():
         kept = [row for row in before if row["label"].endswith(f"@{engine}")]
         found += kept if engines and engine not in engines else measure()
     versions = {name: metadata.version(name) for name in ("onnxruntime", "openvino")}
-    document = {**versions, "samples": SAMPLES, "rows": found}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write("fallbacks", {**versions, "samples": SAMPLES, "rows": found})
     print(table(found))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from calibration_figures import save
+from figures import earlier, save
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
@@ -38,7 +38,6 @@ from stack import BUCKET, Stack
 
 from tasks.storage.s3_retry import Patience
 
-RESULTS = Path(__file__).parent / "results"
 SERVERS = ("mlflow", "prefect", "s3")
 # A run and its retry; one that takes longer hangs.
 LONGEST_SECONDS = 420.0
@@ -140,7 +139,7 @@ class Bench:
             for server, method, path, nth in failed:
                 row = {"server": server, "method": method, "path": path, "nth": nth, "way": way, "outcome": outcome}
                 self.known["rows"].append(row | ({} if outcome == "promoted" else {"problems": problems}))
-        save(RESULTS, "fault_calls", self.known, quiet=True)
+        save("fault_calls", self.known, quiet=True)
         if outcome != "promoted" and len(failed) > 1:
             self.settle(way, failed[::2])
             self.settle(way, failed[1::2])
@@ -190,9 +189,8 @@ def main(
     server: Annotated[str, typer.Option(help="Only calls to this server.")] = "",
 ) -> None:
     """Fail calls until all have failed in all ways, or so much time is over."""
-    path, end = RESULTS / "fault_calls.json", time.monotonic() + 60 * minutes
-    known: dict[str, Any] = {"runs": 0, "calls": [], "missed": {}, "rows": []}
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else known
+    end = time.monotonic() + 60 * minutes
+    known: dict[str, Any] = {"runs": 0, "calls": [], "missed": {}, "rows": []} | earlier("fault_calls")
     with tempfile.TemporaryDirectory(prefix="quantgate-calls-") as folder, ExitStack() as stack:
         plant = Plant(Stack(Path(folder, "service"), on_postgres=True, on_s3=True), make_tiny(Path(folder)))
         stack.callback(plant.close)

@@ -9,7 +9,6 @@ the same one.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -17,13 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from calibration_figures import save
+from figures import earlier, save
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from fuzz import ENGINE_BOUND, check_model
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main(
@@ -31,8 +28,7 @@ def main(
     end: Annotated[int, typer.Argument(help="Seed after the last one.")] = 1000,
 ) -> None:
     """Check the models of these seeds, and write figures after each."""
-    path = RESULTS / "fuzz_passes.json"
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = earlier("fuzz_passes")
     if before.get("seeds", [None])[0] != first:
         before = {}
     kinds: Counter[str] = Counter(before.get("kinds"))
@@ -63,14 +59,13 @@ def main(
                 print(broken[-1], flush=True)
         figures = {
             "seeds": [first, seed + 1],
-            "kinds": dict(kinds),
+            "kinds": kinds,
             "broken": broken,
             "noted": noted,
             "largest": largest,
+            "refused": refused,
         }
-        save(
-            RESULTS, "fuzz_passes", figures | {"refused": {name: dict(of) for name, of in refused.items()}}, quiet=True
-        )
+        save("fuzz_passes", figures, quiet=True)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from calibration_figures import save
+from figures import save
 from models.packages import image, text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -72,13 +68,13 @@ def install(state: State, tools: Annotated[list[str] | None, typer.Option("--too
 
 
 @app.command()
-def run(state: State, out: Annotated[Path, typer.Option(help="Folder of the figures.")] = HERE / "results") -> None:
+def run(state: State) -> None:
     """Run both jobs and write `given_tools.json`."""
     state = state.resolve()
     jobs = {name: _figures(state, name, fields(state)) for name, fields in DEMOS.items()}
     consumers = {tool: _consumed(state, tool, text(state)) for tool in ("nncf", "olive")}
     versions = {tool: _version(state, tool) for tool in TOOLS}
-    save(out, "given_tools", {"tools": versions, "gates": GATES, "jobs": jobs, "consumers": consumers})
+    save("given_tools", {"tools": versions, "gates": GATES, "jobs": jobs, "consumers": consumers})
 
 
 def _figures(state: Path, name: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE)]
+from figures import save
 
-from calibration_figures import save
-
-ROOT = HERE.parent
+ROOT = Path(__file__).parents[1]
 # `cpu` or `gpu` is the runtime of every installation; the others come beside `cpu`. `tensorrt` is left out: its libraries come
 # from the vendor's own index.
 BESIDE_CPU = (
@@ -68,4 +65,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         sets = {extras: measured(extras, Path(folder)) for extras in SETS}
     figures = {"machine": platform.machine(), "torch": "CPU build", "sets": sets}
-    save(HERE / "results", "install_sizes", figures)
+    save("install_sizes", figures)

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from figures import earlier, write
 from models.language import language_pool, open_scorer, window_losses
 
 from tasks.measure.inventory import usable_cores
@@ -35,7 +36,6 @@ from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.job.candidate_name import WeightMethod
 
 MODEL, WINDOWS_FILE, CALIBRATION_FILE = "language.onnx", "evaluation.npy", "calibration.npy"
-RESULTS = Path(__file__).parent / "results" / "int4_language.json"
 # Calibration windows, and how many of them run at once: 16,384 rows for each Gram matrix.
 CALIBRATION_WINDOWS, BATCH, GRAM_MEMORY_MB = 32, 4, 4000.0
 
@@ -97,7 +97,7 @@ def build(folder: Annotated[Path, typer.Argument(help="Where the program and its
 @app.command()
 def table(folder: Folder, windows: Count = 12) -> None:
     """Measure every variant that the results file lacks."""
-    rows: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else {}
+    rows: dict[str, Any] = earlier("int4_language").get("rows", {})
     missing = [variant for variant in (FLOAT, *LAYERS, *TIED, *WHOLE) if variant.name not in rows]
     grams = _grams(folder) if any(variant.method in ("gptq", "awq") for variant in missing) else {}
     for variant in missing:
@@ -169,7 +169,7 @@ def _save(rows: dict[str, Any], windows: int) -> None:
         "versions": {part: metadata.version(part) for part in ("numpy", "onnx", "onnxruntime")},
         "rows": rows,
     }
-    RESULTS.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write("int4_language", figures)
     name, row = list(rows.items())[-1]
     print(f"{name:60} {row['perplexity']:8.2f} {row['size_bytes'] / 1e6:6.0f} MB", flush=True)
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from figures import earlier, write
 from integer_products_models import MODELS, PROGRAM, PROGRAM_OUTPUTS, PROGRAM_RECIPES, PROGRAM_WEIGHTS, signs
 from numpy.typing import NDArray
 
@@ -45,7 +46,6 @@ from validators.processors import Processor
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Arrays, Samples
 
-RESULTS = Path(__file__).parent / "results/integer_products.json"
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "tests/support/other_processor.py"
 ROWS = 64
@@ -279,13 +279,13 @@ def main() -> None:
     if given.here:
         print(json.dumps(here(tuple(given.without))))
         return
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    kept = earlier("integer_products")
     for kind in given.kinds or kinds_here():
         found = measure(kind, tuple(given.without))
         others = [row for row in kept.get(kind, {}).get("rows", ()) if row["candidate"].endswith(tuple(given.without))]
         kept[kind] = found | {"rows": found["rows"] + others}
         ordered = {kind: kept[kind] for kind in KINDS if kind in kept}
-        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        write("integer_products", ordered)
     print(table({kind: kept[kind] for kind in KINDS if kind in kept}))
 
 

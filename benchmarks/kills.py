@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import psutil
 import typer
-from calibration_figures import save
+from figures import earlier, save
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
@@ -39,7 +39,6 @@ from stack import Stack
 
 from tasks.storage.files import delete, find_leftovers
 
-RESULTS = Path(__file__).parent / "results"
 # Each victim by how often it is chosen; a worker's death costs 90 s of waiting.
 VICTIMS = {"flow": 4, "child": 3, "prefect": 3, "mlflow": 3, "worker": 1}
 MOST_KILLS, RETRIES = 8, 12
@@ -142,8 +141,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="Start no run after so long.")] = 600.0,
 ) -> None:
     """Kill until there are so many rows, or so much time is over."""
-    path, start = RESULTS / "kills.json", time.monotonic()
-    rows = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    start, rows = time.monotonic(), earlier("kills").get("runs", [])
     with tempfile.TemporaryDirectory(prefix="quantgate-kills-") as folder:
         plant = Plant(Stack(Path(folder, "service"), on_postgres=True, on_s3=True), make_tiny(Path(folder)))
         try:
@@ -155,7 +153,7 @@ def main(
                 seed = rows[-1]["seed"] + 1 if rows else 0
                 rows.append(disturb(plant, reference, seed, usual_seconds))
                 print(json.dumps(rows[-1]), flush=True)
-                save(RESULTS, "kills", {"usual_seconds": round(usual_seconds, 1), "runs": rows}, quiet=True)
+                save("kills", {"usual_seconds": round(usual_seconds, 1), "runs": rows}, quiet=True)
         finally:
             plant.close()
 

@@ -10,7 +10,6 @@ with the source. Writes `results/large_model.json`.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -20,12 +19,8 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
+from figures import save
 from onnx import TensorProto, helper, numpy_helper
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-from calibration_figures import save
 from process_memory import run_step
 
 from tasks.engines.variants import make_variant, session_settings
@@ -180,7 +175,7 @@ def run(
             if name in names:
                 figures[name] |= {"relative_error": run_step(__file__, f"{name}, error", root, None)["relative_error"]}
             print(name, figures[name], flush=True)
-    save(HERE / "results", "large_model", figures)
+    save("large_model", figures)
 
 
 if __name__ == "__main__":

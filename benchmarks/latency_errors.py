@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
-from calibration_figures import save, share
+from figures import RESULTS, save, share
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.engines.variants import session_settings
@@ -37,8 +37,7 @@ from validators.records.run import SessionSettings
 from validators.target_facts import CPU_PROVIDER
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-RESULTS = Path(__file__).parent / "results"
-Out = Annotated[Path, typer.Option(help="Folder of the figures.")]
+LOG = RESULTS / "latency_errors.jsonl"
 # Twenty equal layers and two more are 10 % more work; what that is in time, a long comparison tells.
 LAYERS, MORE_LAYERS = 20, 22
 ROWS, WIDTH = 64, 256
@@ -63,13 +62,10 @@ def run(
     ] = 40,
     faster: Annotated[int, typer.Option(help="Comparisons with the INT8 variant, with one core taken.")] = 50,
     engines: Annotated[int, typer.Option(help="Comparisons of the model with itself in each other engine.")] = 100,
-    out: Out = RESULTS,
 ) -> None:
     """Make the comparisons that are missing, in turn, and summarise."""
-    out.mkdir(parents=True, exist_ok=True)
-    log = out / "latency_errors.jsonl"
     # The planted ratio rests on one comparison: that is made until nothing disturbs it.
-    done = {(e["kind"], e["index"]) for e in _read(log) if e["kind"] != "truth" or not e["disturbance"]}
+    done = {(e["kind"], e["index"]) for e in _read() if e["kind"] != "truth" or not e["disturbance"]}
     wanted = {
         "quiet": quiet,
         "busy": busy,
@@ -85,15 +81,15 @@ def run(
         for _, kind, index in order:
             if (kind, index) not in done:
                 entry = bench.compare(kind) | {"kind": kind, "index": index}
-                with log.open("a", encoding="utf-8") as file:
+                with LOG.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
-    summarise(out)
+    summarise()
 
 
 @app.command()
-def summarise(out: Out = RESULTS) -> None:
+def summarise() -> None:
     """Figures and picture of the comparisons that there are."""
-    entries = _read(out / "latency_errors.jsonl")
+    entries = _read()
     long = next((entry for entry in entries if entry["kind"] == "truth" and not entry["disturbance"]), None)
     figures: dict[str, Any] = {
         "layers": [LAYERS, MORE_LAYERS],
@@ -105,8 +101,8 @@ def summarise(out: Out = RESULTS) -> None:
     for kind in ("quiet", "busy", "slower", "slower_busy", "faster_busy", *ENGINES):
         if found := [entry for entry in entries if entry["kind"] == kind]:
             figures[kind] = _count(found)
-    save(out, "latency_errors", figures)
-    _draw(out, entries, long and long["ratio"])
+    save("latency_errors", figures)
+    _draw(entries, long and long["ratio"])
 
 
 class _Bench:
@@ -214,8 +210,8 @@ def _burner(wanted: bool) -> Iterator[None]:
             process.wait()
 
 
-def _read(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+def _read() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()] if LOG.exists() else []
 
 
 def _count(entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -246,7 +242,7 @@ def _count(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def _draw(folder: Path, entries: list[dict[str, Any]], truth: float | None) -> None:
+def _draw(entries: list[dict[str, Any]], truth: float | None) -> None:
     """Every comparison as its interval, in the order of the ratio, with the true one as a line; disturbed ones as crosses."""
     from matplotlib import pyplot
 
@@ -275,7 +271,7 @@ def _draw(folder: Path, entries: list[dict[str, Any]], truth: float | None) -> N
     axes[0].set_yticks([0.8, 0.9, 1.0, 1.1, 1.25], ["0.8", "0.9", "1", "1.1", "1.25"])
     axes[0].set_ylim(0.7, 1.4)
     axes[0].minorticks_off()
-    figure.savefig(folder / "latency_errors.png", dpi=150)
+    figure.savefig(RESULTS / "latency_errors.png", dpi=150)
     pyplot.close(figure)
 
 

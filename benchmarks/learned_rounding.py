@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
-from calibration_figures import save
+from figures import save
 from numpy.typing import NDArray
 
 from tasks.demo import image, text
@@ -38,16 +38,12 @@ from validators.graph.stored import from_array, to_array
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Samples
 
-RESULTS = Path(__file__).parent / "results"
 Array = NDArray[Any]
 # Symmetric INT4 by output channel: of the benchmark alone.
 WEIGHT_LIMIT[4] = 7
 
 
-def main(
-    state: Annotated[Path, typer.Option(help="Folder of the demos' assets and models.")],
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
-) -> None:
+def main(state: Annotated[Path, typer.Option(help="Folder of the demos' assets and models.")]) -> None:
     """Measure both demos and write the figures."""
     found: dict[str, Any] = {}
     for name, demo in (("text", text.build(state)), ("image", image.build(state))):
@@ -57,7 +53,7 @@ def main(
             found[name] = Bench(
                 graph, demo.calibration_path, demo.evaluation_path, every_operator=name == "image"
             ).rows()
-        save(out, "learned_rounding", found, quiet=True)
+        save("learned_rounding", found, quiet=True)
 
 
 def _as_onnx(name: str, path: Path, folder: Path) -> Path:

@@ -9,16 +9,14 @@ is judged with.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save, share
+from figures import earlier, save, share
 from metric_errors_draws import (
     Drawn,
     binary,
@@ -42,7 +40,6 @@ from validators.gates.accuracy import judge_drop
 from validators.job.job_gates import Gates
 from validators.records.measurements import Estimate
 
-RESULTS = Path(__file__).parent / "results"
 CONFIDENCE, SAMPLES = 0.95, (200, 500, 2000)
 POPULATION = 200_000
 # Above this a cell is called above the nominal 5 %.
@@ -100,14 +97,13 @@ def run(
     name: Annotated[str, typer.Option(help="name of the results")] = "metric_errors",
 ) -> None:
     """Simulate all kinds, and write `benchmarks/results/metric_errors.json`; kinds that are in the file already stay."""
-    path = RESULTS / f"{name}.json"
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+    cells = earlier(name).get("cells", [])
     for number, kind in enumerate(KINDS):
         if not kind.name.startswith(only) or any(cell["kind"] == kind.name for cell in cells):
             continue
         cells += _cells(kind, seed + 1000 * number, experiments)
         figures = {"experiments": experiments, "seed": seed, "confidence": CONFIDENCE, "cells": cells}
-        save(RESULTS, name, figures, quiet=True)
+        save(name, figures, quiet=True)
     print_cells(cells)
 
 

@@ -9,15 +9,13 @@ the functions that a run is judged with. A cell ends once the upper end of the i
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save, share
+from figures import earlier, save, share
 from metric_errors_draws import Array, Drawn, metric_of, rows_of
 
 from tasks.measure.metrics.detection import COLUMNS
@@ -26,7 +24,6 @@ from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.user_metric import user_metric
 from validators.job.metric_facts import METRICS
 
-RESULTS = Path(__file__).parent / "results"
 CONFIDENCE, LOST = 0.95, 0.2
 SAMPLES, DECIDING = (40, 300, 1000, 2000), (5, 15, 50)
 POPULATION, LARGE = 20_000, 60_000
@@ -236,8 +233,7 @@ def main(
     name: Annotated[str, typer.Option(help="Name of the results.")] = "metric_errors_rare",
 ) -> None:
     """Simulate all cells; those that are in the file already stay."""
-    path = RESULTS / f"{name}.json"
-    found = json.loads(path.read_text(encoding="utf-8"))["cells"] if path.exists() else []
+    found = earlier(name).get("cells", [])
     known = {(one["metric"], one["n"], one["deciding"]) for one in found}
     for number, (metric_name, (metric, draw)) in enumerate(metrics().items()):
         for n in SAMPLES:
@@ -252,7 +248,7 @@ def main(
                     f"{' HIGH' * (one['passes']['interval'][1] > ENOUGH)}",
                     flush=True,
                 )
-                save(RESULTS, name, {"seed": seed, "confidence": CONFIDENCE, "cells": found}, quiet=True)
+                save(name, {"seed": seed, "confidence": CONFIDENCE, "cells": found}, quiet=True)
 
 
 if __name__ == "__main__":

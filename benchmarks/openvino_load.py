@@ -16,13 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-from calibration_figures import save
+from figures import save
 
 from tasks.engines.variants import session_settings
 from tasks.run.settings import prepare_environment, state_folder
 from validators.job.candidate_name import decode
 
-RESULTS = Path(__file__).parent / "results"
 ROUNDS = 7
 LOAD = """
 import json, sys, time
@@ -65,7 +64,7 @@ def main() -> None:
     }
     about = {"openvino": metadata.version("openvino"), "threads": 2, "rounds": ROUNDS}
     sizes = {"model_bytes": model.stat().st_size, "cache_bytes": size}
-    save(RESULTS, "openvino_load", about | sizes | {"loads": told})
+    save("openvino_load", about | sizes | {"loads": told})
 
 
 if __name__ == "__main__":

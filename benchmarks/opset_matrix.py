@@ -23,11 +23,10 @@ import onnx
 import typer
 from numpy.typing import NDArray
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from calibration_figures import save
 from exported_models import LABELS, LENGTH, SIDE, TOKENS, cnn, lstm, transformer
+from figures import save
 from real_builds import build
 
 from tasks.engines.catalog import find_target, lint
@@ -54,7 +53,6 @@ from validators.samples.datasets import Arrays, load_samples
 from validators.samples.evidence import Evidence
 from validators.targets import built_in_engines, facts_of
 
-RESULTS = HERE / "results"
 MODELS: dict[str, Callable[[Path, int], Path]] = {"transformer": transformer, "cnn": cnn, "lstm": lstm}
 OPSETS = (11, 13, 14, 17, 18, 20, 21)
 # Those that take ONNX.
@@ -211,7 +209,6 @@ def _logits(model: Path, settings: SessionSettings, batch: Arrays) -> NDArray[An
 def main(
     models: Annotated[list[str] | None, typer.Option("--model", help="Only these models.")] = None,
     opsets: Annotated[list[int] | None, typer.Option("--opset", help="Only these opsets.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Make every cell, print what is wrong, and write `opset_matrix.json`."""
     can_build = "tensorrt_rtx" in available()
@@ -223,7 +220,7 @@ def main(
             wrong = [f"{cell.candidate}: {fault}" for some in found.values() for cell in some for fault in cell.faults]
             made = sum(cell.outcome == "made" for some in found.values() for cell in some)
             print(f"{model} opset {opset}: {made} files made", *wrong, sep="\n  ", flush=True)
-    save(out, "opset_matrix", {"rows": rows, "faults": sum(row["faults"] for row in rows)})
+    save("opset_matrix", {"rows": rows, "faults": sum(row["faults"] for row in rows)})
 
 
 def _row(some: Sequence[Cell]) -> dict[str, Any]:

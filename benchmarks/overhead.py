@@ -23,15 +23,14 @@ import numpy as np
 import typer
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
 
-from calibration_figures import save
 from conftest import tiny_model, tiny_samples, tiny_weights
 from driving import environment, write_job
+from figures import save
 from stack import Stack, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-RESULTS = HERE / "results"
 CANDIDATES = (
     "int8-static-minmax-pc@ort-cpu",
     "int8-dynamic-pc@ort-cpu",
@@ -60,7 +59,6 @@ PARTS = {
 @app.command()
 def run(
     rounds: Annotated[int, typer.Option(help="Runs of each kind and number of candidates, in turn.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Time the runs and write `overhead.json`."""
     times: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -83,7 +81,7 @@ def run(
             service.close()
     figures = {kind: _figures(times, kind) for kind in ("first", "process", "service")}
     medians = {part: round(statistics.median(one[part] for one in parts), 2) for part in PARTS.values()}
-    save(out, "overhead", {"rounds": rounds, "candidates": list(COUNTS), **figures, "parts": medians, "runs": times})
+    save("overhead", {"rounds": rounds, "candidates": list(COUNTS), **figures, "parts": medians, "runs": times})
 
 
 def _data(root: Path) -> None:

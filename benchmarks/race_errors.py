@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save, share
+from figures import save, share
 from numpy.typing import NDArray
 
 from tasks.measure.latency.ratio import ratio_estimate
@@ -30,7 +30,6 @@ from validators.job.job_measurement import Measurement
 from validators.job.read_job import parse_job
 from validators.records.measurements import Accuracy, Estimate
 
-RESULTS = Path(__file__).parent / "results"
 CONFIDENCE = 0.95
 CANDIDATES = 12
 # Share of candidates that pass the gates on accuracy.
@@ -211,7 +210,7 @@ def main(
     kinds = [(order, drop) for order in ("any", "one class") for drop in DROPS]
     drops = [drop_cell(*kind, looks, seed + 100 + row) for row, kind in enumerate(kinds)]
     figures = {"races": races, "candidates": CANDIDATES, "passing": PASSES, "cells": cells, "drops": drops}
-    save(RESULTS, "race_errors", figures)
+    save("race_errors", figures)
 
 
 if __name__ == "__main__":

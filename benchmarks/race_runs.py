@@ -22,11 +22,7 @@ import numpy as np
 import onnx
 import typer
 import yaml
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from calibration_figures import save
+from figures import earlier, save
 from models.packages import MODELS
 
 from tasks.measure.latency.compare import compare_latency
@@ -34,7 +30,6 @@ from tasks.measure.latency.process import Contestant
 from validators.job.read_job import parse_job
 from validators.records.run import SessionSettings
 
-RESULTS = HERE / "results"
 # Launches of a comparison of the two choices: twice as many as a run makes.
 LAUNCHES = 12
 GATES = {"max_drop": 0.02, "min_speedup": 1.1}
@@ -46,12 +41,10 @@ def main(
         list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
     ] = None,
     rounds: Annotated[int, typer.Option(help="Pairs of runs for each model.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Run each model both ways and write `race_runs.json`."""
     state = state.resolve()
-    path = out / "race_runs.json"
-    found: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["models"] if models and path.exists() else {}
+    found: dict[str, list[dict[str, Any]]] = earlier("race_runs").get("models", {}) if models else {}
     # The first run in a state folder makes its databases.
     _run(state, "warm-up", MODELS["embedding"](state) | {"candidates": ["fp32-fused@ort-cpu"], "search": "all"})
     for name in models or list(MODELS):
@@ -59,7 +52,7 @@ def main(
         found[name] = [_pair(state, name, fields, number) for number in range(rounds)]
         ratios = [one["figures"]["ratio"] for runs in found.values() for one in runs]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        save(out, "race_runs", {"geometric_mean": round(mean, 3), "models": found})
+        save("race_runs", {"geometric_mean": round(mean, 3), "models": found})
 
 
 def _pair(state: Path, name: str, fields: dict[str, Any], number: int) -> dict[str, Any]:

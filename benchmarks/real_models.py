@@ -18,14 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from calibration_figures import save
+from figures import earlier, save
 from models.real import MODELS, Change, RealModel
 
-RESULTS = HERE / "results"
 MOST_CHANGES = 2
 PROBED = re.compile(r"([0-9.]+)x in a ")
 QUANTGATE = (sys.executable, "-m", "flows.cli.app")
@@ -36,7 +31,6 @@ def main(
     models: Annotated[
         list[str] | None, typer.Option("--model", help="Models to run, beside figures kept of others.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
     name: Annotated[str, typer.Option(help="Name of the file of figures.")] = "real_models",
     key: Annotated[
         list[str] | None, typer.Option(help="Top-level line of each job, in place of its own: 'target: openvino'.")
@@ -45,13 +39,12 @@ def main(
     """Run each model and write the figures."""
     state = state.resolve()
     os.environ |= {"MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}", "QUANTGATE_STATE": str(state / "state")}
-    path = out / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text())["models"] if models and path.exists() else {}
+    found: dict[str, Any] = earlier(name).get("models", {}) if models else {}
     for model in models or list(MODELS):
         found[model] = _run(state, model, MODELS[model], key or [])
         print(f"{model}: {found[model]}", flush=True)
         ordered = {one: found[one] for one in MODELS if one in found}
-        save(out, name, {"keys": key or [], "models": ordered}, quiet=True)
+        save(name, {"keys": key or [], "models": ordered}, quiet=True)
     print(table(found))
 
 

@@ -15,21 +15,19 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import psutil
 import typer
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support")]
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
-from calibration_figures import save
+from figures import save
 from stack import AUTH, BUCKET, Stack, headers_of, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-RESULTS = HERE / "results"
-Out = Annotated[Path, typer.Option(help="Folder of the figures.")]
 POOL, FLOW_RUNS, WORK_SECONDS = "scaling", 8, 10.0
 WORKERS = (1, 2, 4)
 CLIENTS, REQUEST_SECONDS = (1, 4), 15.0
@@ -37,7 +35,7 @@ MACHINES, ENTRIES, SIZES_MIB = (1, 2, 4), 8, (1, 64)
 
 
 @app.command()
-def workers(out: Out = RESULTS) -> None:
+def workers() -> None:
     """Wall time of the same flow runs by 1, 2 and 4 workers."""
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         stack = Stack(Path(folder) / "stack", on_postgres=True)
@@ -53,11 +51,11 @@ def workers(out: Out = RESULTS) -> None:
                     print(rows[-1], flush=True)
         finally:
             stack.close()
-    save(out, "scaling_workers", {"flow_runs": FLOW_RUNS, "work_seconds": WORK_SECONDS, "rows": rows})
+    save("scaling_workers", {"flow_runs": FLOW_RUNS, "work_seconds": WORK_SECONDS, "rows": rows})
 
 
 @app.command()
-def server(out: Out = RESULTS) -> None:
+def server() -> None:
     """State changes a second that a Prefect server takes, and what a request takes meanwhile."""
     rows = []
     for on_postgres in (False, True):
@@ -71,11 +69,11 @@ def server(out: Out = RESULTS) -> None:
                     print(rows[-1], flush=True)
             finally:
                 stack.close()
-    save(out, "scaling_server", {"seconds": REQUEST_SECONDS, "rows": rows})
+    save("scaling_server", {"seconds": REQUEST_SECONDS, "rows": rows})
 
 
 @app.command()
-def store(out: Out = RESULTS) -> None:
+def store() -> None:
     """What entries of the store cost on S3, to put and to fetch."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
@@ -89,7 +87,7 @@ def store(out: Out = RESULTS) -> None:
                     print(rows[-1], flush=True)
         finally:
             stack.close()
-    save(out, "scaling_store", {"entries": ENTRIES, "rows": rows})
+    save("scaling_store", {"entries": ENTRIES, "rows": rows})
 
 
 def _move(stack: Stack, count: int, mib: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 import psutil
 import typer
-from calibration_figures import save
+from figures import earlier, save
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
@@ -46,7 +46,6 @@ from stack import BUCKET, Stack, wait_until
 from tasks.run.clock import union_seconds
 from tasks.workers.order_tracking import WORKER_LABEL
 
-RESULTS = Path(__file__).parent / "results"
 MACHINES, SERVERS = 2, "10.77.0.1"
 CANDIDATE, ALIAS = "int8-static-minmax-pc@ort-cpu", "champion-ort-cpu"
 # Prefect's default; the stack of the tests has workers that ask more often.
@@ -401,22 +400,20 @@ def main(
     workers: Annotated[list[int] | None, typer.Option(help="Numbers of workers; by default 1, 2 and 4.")] = None,
     kill_every: Annotated[float, typer.Option(help="Kill a worker with its runs every so many seconds.")] = 0.0,
     minutes: Annotated[float, typer.Option(help="Longest time to wait for one sweep's runs.")] = 180.0,
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
 ) -> None:
     """Measure each number of workers on servers of its own."""
     host = SERVERS if _isolate() else "127.0.0.1"
     # A signal ends the servers as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    path = out / "scaling_sweep.json"
     for count in workers or (1, 2, 4):
         with _fleet(count, host) as fleet:
             row = measure(fleet, models, kill_every, 60 * minutes)
         print(json.dumps(row), flush=True)
         key = ("models", "workers", "kill_every_seconds")
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        rows = earlier("scaling_sweep").get("rows", [])
         rows = [one for one in rows if any(one[part] != row[part] for part in key)] + [row]
         rows.sort(key=lambda one: [one[part] for part in key])
-        save(out, "scaling_sweep", {"rows": rows}, quiet=True)
+        save("scaling_sweep", {"rows": rows}, quiet=True)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ how far its true noise is from the bound.
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save
+from figures import save
 from numpy.typing import NDArray
 
 from tasks.ptq.search import Form, Part, assign
@@ -93,13 +92,7 @@ def compare(seed: int) -> dict[str, Any]:
 def main(seeds: Annotated[int, typer.Option(help="networks")] = 5) -> None:
     """Compare and save the figures."""
     found = [compare(seed) for seed in range(seeds)]
-    for one in found:
-        typer.echo(one)
-    save(
-        Path(__file__).parent / "results",
-        "search_optimum",
-        {"layers": LAYERS, "assignments": 2**LAYERS, "bounds": BOUNDS, "networks": found},
-    )
+    save("search_optimum", {"layers": LAYERS, "assignments": 2**LAYERS, "bounds": BOUNDS, "networks": found})
 
 
 if __name__ == "__main__":

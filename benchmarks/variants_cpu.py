@@ -16,7 +16,6 @@ Decoders, with the cache that they are served with, are compared in `decoders.py
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -25,11 +24,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save
+from figures import earlier, save
 
 from tasks.run.settings import prepare_environment, state_folder
 
-RESULTS = Path(__file__).parent / "results"
 SUPPORT = Path(__file__).parents[1] / "tests/support"
 MODEL_NAMES = ("text", "image")
 
@@ -39,7 +37,6 @@ app = typer.Typer(add_completion=False, help=__doc__)
 @app.command()
 def main(
     names: Annotated[list[str], typer.Argument(help="Of text, image.")],
-    results: Annotated[Path, typer.Option(help="Where the figures go.")] = RESULTS,
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     busy: Annotated[bool, typer.Option(help="Measure beside other processes too: rough figures.")] = False,
     few: Annotated[bool, typer.Option(help="Few samples and launches: each path works; no figures.")] = False,
@@ -58,20 +55,18 @@ def main(
     from variants_models import MODELS, cut, rough
 
     file = "variants_cpu_avx2" if own_kind() == "avx2" else "variants_cpu"
-    figures: dict[str, Any] = {"busy_machine": busy} | _earlier(results / f"{file}.json", names)
+    figures: dict[str, Any] = {"busy_machine": busy} | _earlier(file, names)
     for name in names:
         for case in MODELS[name](state):
             measured = rough(case) if busy else case
             shape = compare(cut(measured) if few else measured, state / ("rivals-few" if few else "rivals") / name)
             figures.setdefault(name, {})[case.label] = describe(shape)
-            save(results, file, figures | {"geometric_mean": geometric_mean(figures)})
+            save(file, figures | {"geometric_mean": geometric_mean(figures)})
 
 
-def _earlier(path: Path, names: list[str]) -> dict[str, Any]:
+def _earlier(file: str, names: list[str]) -> dict[str, Any]:
     """Return the figures of the other models, with the date at which their file was written."""
-    if not path.exists():
-        return {}
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = earlier(file)
     kept = {name: told[name] for name in MODEL_NAMES if name in told and name not in names}
     dates = told.get("dates_of_earlier", {})
     return kept | {"dates_of_earlier": {name: dates.get(name, told["date"]) for name in kept}} if kept else {}

@@ -1,19 +1,13 @@
-"""The figures of `variants_cpu.py` as Markdown, for `README.md`.
-
-python benchmarks/variants_tables.py [FOLDER OF THE FIGURES]
-"""
+"""The figures of `variants_cpu.py` as Markdown, for `README.md`."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from figures import RESULTS, earlier
 from rivals import RIVALS
 
-RESULTS = Path(__file__).parent / "results"
 MODELS = {"text": "MiniLM-L6", "image": "EfficientNet-Lite0"}
 
 
@@ -70,9 +64,8 @@ def _bounds(ratio: dict[str, Any]) -> str:
 
 def main() -> None:
     """Print all tables."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    for file in sorted(folder.glob("variants_cpu*.json")):
-        figures = json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(RESULTS.glob("variants_cpu*.json")):
+        figures = earlier(file.stem)
         print(file.name, end="\n\n")
         for table in (choices, rivals, candidates):
             print("\n".join(table(figures)), end="\n\n")

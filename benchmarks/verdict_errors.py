@@ -14,17 +14,15 @@ run is judged with.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from calibration_figures import save, share
+from figures import earlier, save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
 from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_clustered, print_clustered
@@ -42,7 +40,6 @@ from validators.gates.accuracy import judge_drop
 from validators.gates.intervals import drop_interval
 from validators.job.job_gates import Gates
 
-RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 0.02
 RATIOS = (0.0, 0.5, 1.0, 2.0)
 SMALL = (8, 16, 64, 256)
@@ -83,8 +80,8 @@ def run(
         "truth_beyond_upper_bound": methods,
         "choice_among_20": chosen,
     }
-    save(RESULTS, "verdict_errors", figures)
-    draw(RESULTS, cells, {kind.name: kind.title for kind in KINDS}, 1 - CONFIDENCE)
+    save("verdict_errors", figures)
+    draw(cells, {kind.name: kind.title for kind in KINDS}, 1 - CONFIDENCE)
     print_cells(cells)
     print_methods(methods)
     print_choices(chosen)
@@ -106,7 +103,7 @@ def clusters(
         "confidence": CONFIDENCE,
         "clusters": found,
     }
-    save(RESULTS, "verdict_errors_clusters", figures)
+    save("verdict_errors_clusters", figures)
     print_clustered(found)
 
 
@@ -117,7 +114,7 @@ def clusters_again(
     seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1_000_001,
 ) -> None:
     """Repeat the cells above 6 %, simulate held-out ones, write `benchmarks/results/verdict_errors_clusters_again.json`."""
-    first = json.loads((RESULTS / "verdict_errors_clusters.json").read_text(encoding="utf-8"))["clusters"]
+    first = earlier("verdict_errors_clusters")["clusters"]
     high = [cell_of(row) for row in first if row["pass_at_tolerance"]["share"] > AGAIN_ABOVE]
     tried = [(cell, experiments) for cell in high] + [(cell, experiments_held_out) for cell in held_out_cells()]
     with ProcessPoolExecutor(PROCESSES) as pool:
@@ -132,7 +129,7 @@ def clusters_again(
         "again": found[: len(high)],
         "held_out": found[len(high) :],
     }
-    save(RESULTS, "verdict_errors_clusters_again", figures)
+    save("verdict_errors_clusters_again", figures)
     print_clustered(found)
 
 
@@ -163,7 +160,7 @@ def decisions(
         "comparisons": comparisons,
         "slow_blocks": [future.result() for future in slow_blocks],
     }
-    save(RESULTS, "verdict_errors_decisions", figures)
+    save("verdict_errors_decisions", figures)
 
 
 def _added(futures: list[Future[dict[str, int]]], runs: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from calibration_figures import share
+from figures import share
 from numpy.typing import NDArray
 from verdict_errors_draws import CONFIDENCE, Floats, error_rate_drop, error_rates, few_change, flips, squared_errors
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from calibration_figures import share
+from figures import share
 from numpy.typing import NDArray
 
 from tasks.measure.continuations import prompt_rows

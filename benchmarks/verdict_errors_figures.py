@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
+
+from figures import RESULTS
 
 # M. Okabe and K. Ito, "Color Universal Design", 2008, and told apart by shape as well; by true drop over tolerance.
 LINES = {
@@ -14,7 +15,7 @@ LINES = {
 }
 
 
-def draw(folder: Path, cells: list[dict[str, Any]], titles: dict[str, str], alpha: float) -> None:
+def draw(cells: list[dict[str, Any]], titles: dict[str, str], alpha: float) -> None:
     """The share of verdicts that pass by number of samples, one panel a kind, as `verdict_errors.png`."""
     from matplotlib import pyplot
 
@@ -26,7 +27,7 @@ def draw(folder: Path, cells: list[dict[str, Any]], titles: dict[str, str], alph
         row[0].set_ylabel("share that pass")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(folder / "verdict_errors.png", dpi=150)
+    figure.savefig(RESULTS / "verdict_errors.png", dpi=150)
     pyplot.close(figure)
 
 

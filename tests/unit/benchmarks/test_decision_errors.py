@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 import verdict_errors_decisions
-from verdict_errors import RESULTS
+from figures import earlier
 from verdict_errors_decisions import count_wrong_on_launches, count_wrong_on_samples
 
 from validators.gates.catalog import GATES
@@ -26,7 +23,7 @@ def test_candidates_at_the_bound_are_rarely_promoted(monkeypatch: pytest.MonkeyP
 
 def test_every_gate_with_an_interval_was_simulated_at_length() -> None:
     """At most 5 % of whole decisions are wrong."""
-    found: dict[str, Any] = json.loads((RESULTS / "verdict_errors_decisions.json").read_text(encoding="utf-8"))
+    found = earlier("verdict_errors_decisions")
     assert found["candidates"] == 30
     assert set(found["wrong"]) == WITH_INTERVAL
     assert max(figure["share"] for figure in found["wrong"].values()) <= 0.05
@@ -35,7 +32,7 @@ def test_every_gate_with_an_interval_was_simulated_at_length() -> None:
 @pytest.mark.parametrize("index", [1, 2])
 def test_slow_blocks_are_not_measured_away(index: int) -> None:
     """Of variants with slow blocks fewer pass by their first measurements than by those made again."""
-    found: dict[str, Any] = json.loads((RESULTS / "verdict_errors_decisions.json").read_text(encoding="utf-8"))
+    found = earlier("verdict_errors_decisions")
     row = found["slow_blocks"][index]
     for gate in ("p95_ratio", "cost_per_million"):
         assert row["first"][gate]["share"] < row["last"][gate]["share"] / 2

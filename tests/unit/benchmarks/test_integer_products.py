@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from integer_products import RESULTS, Row, Source, rows_of, table
+from figures import earlier
+from integer_products import Row, Source, rows_of, table
 from integer_products_models import MODELS
 from other_processor import KINDS
 from processors import HERE
@@ -17,7 +16,7 @@ from validators.job.candidate_name import decode
 from validators.processors import Processor
 
 ROOT = Path(__file__).parents[3]
-MEASURED: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+MEASURED = earlier("integer_products")
 
 
 def rows(kind: str) -> list[Row]:

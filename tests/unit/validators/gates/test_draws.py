@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import draw_errors
 import numpy as np
 import pytest
+from figures import earlier
 from test_judge import make_job
 
 from validators.gates.catalog import required_gates
@@ -101,7 +101,7 @@ def test_a_short_simulation_agrees_with_the_long_one(metric: str) -> None:
 
 
 def test_the_long_simulation_holds_the_error_rates() -> None:
-    found = json.loads((draw_errors.HERE / "results" / "draw_errors.json").read_text(encoding="utf-8"))
+    found = earlier("draw_errors")
     for row in found["rows"]:
         if row["spread"] == found["bound"]:
             assert row["pass"]["share"] <= 0.05
