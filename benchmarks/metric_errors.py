@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from figures import earlier, save, share
+from figures import earlier, print_rows, save, share
 from metric_errors_draws import (
     Drawn,
     binary,
@@ -42,8 +42,6 @@ from validators.records.measurements import Estimate
 
 CONFIDENCE, SAMPLES = 0.95, (200, 500, 2000)
 POPULATION = 200_000
-# Above this a cell is called above the nominal 5 %.
-HIGH = 0.06
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -104,7 +102,7 @@ def run(
         cells += _cells(kind, seed + 1000 * number, experiments)
         figures = {"experiments": experiments, "seed": seed, "confidence": CONFIDENCE, "cells": cells}
         save(name, figures, quiet=True)
-    print_cells(cells)
+    print_rows(cells)
 
 
 def _cells(kind: MetricKind, seed: int, experiments: int) -> list[dict[str, Any]]:
@@ -129,7 +127,7 @@ def _cells(kind: MetricKind, seed: int, experiments: int) -> list[dict[str, Any]
             else (1 if kind.metric.higher_is_better else -1) * (kind.metric.value(before) - kind.metric.value(after))
         )
         found.append(_cell(kind, n, truth, drops, time.perf_counter() - start))
-        print_cells(found[-1:])
+        print_rows(found[-1:])
     return found
 
 
@@ -155,19 +153,6 @@ def _cell(kind: MetricKind, n: int, truth: float, drops: list[tuple[Estimate, st
         "pass_at_a_quarter": share(outcomes[4.0].count("pass"), len(drops)),
         "seconds": round(seconds, 1),
     }
-
-
-def print_cells(cells: list[dict[str, Any]]) -> None:
-    """One line a cell."""
-    for cell in cells:
-        low, high = cell["pass_at_tolerance"]["interval"]
-        print(
-            f"{cell['kind']:28}{cell['n']:>6}{cell['drop']:9.4f}{cell['mean_estimate']:9.4f}"
-            f"{cell['pass_at_tolerance']['share']:8.1%} ({low:.1%} to {high:.1%}){cell['fail_at_tolerance']['share']:8.1%}"
-            f"{cell['pass_at_half_the_tolerance']['share']:8.1%}{cell['pass_at_a_quarter']['share']:8.1%}"
-            f"{cell['seconds']:8.0f} s{' HIGH' * (cell['pass_at_tolerance']['share'] > HIGH)}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

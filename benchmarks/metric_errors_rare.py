@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from figures import earlier, save, share
+from figures import earlier, print_rows, save, share
 from metric_errors_draws import Array, Drawn, metric_of, rows_of
 
 from tasks.measure.metrics.detection import COLUMNS
@@ -241,13 +241,7 @@ def main(
                 if (only and metric_name not in only) or (metric_name, n, deciding) in known or deciding >= n:
                     continue
                 found.append(cell(metric_name, metric, draw, n, deciding, seed + 1000 * number + n + deciding))
-                one = found[-1]
-                print(
-                    f"{metric_name:36}{n:>6}{deciding:>4}{one['drop']:9.4f}{one['passes']['share']:8.1%} of "
-                    f"{one['experiments']:>5}{one['no_interval']:8.1%} none{one['seconds']:8.1f} s"
-                    f"{' HIGH' * (one['passes']['interval'][1] > ENOUGH)}",
-                    flush=True,
-                )
+                print_rows(found[-1:])
                 save(name, {"seed": seed, "confidence": CONFIDENCE, "cells": found}, quiet=True)
 
 

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from figures import earlier, save, share
+from figures import earlier, print_rows, save, share
 from scipy import stats
 from verdict_errors_choice import BOUND, choose_by_drop, choose_by_speed
-from verdict_errors_clusters import cell_of, cells, held_out_cells, judge_clustered, print_clustered
+from verdict_errors_clusters import Cell, cell_of, cells, held_out_cells, judge_clustered
 from verdict_errors_decisions import (
     CANDIDATES,
     PHASES,
@@ -34,13 +34,14 @@ from verdict_errors_decisions import (
     judge_slow_blocks,
 )
 from verdict_errors_draws import CONFIDENCE, KINDS, SKEWED
-from verdict_errors_figures import draw, print_cells, print_choices, print_methods
+from verdict_errors_figures import draw
 
 from validators.gates.accuracy import judge_drop
 from validators.gates.intervals import drop_interval
 from validators.job.job_gates import Gates
 
 TOLERANCE = 0.02
+GATE = {"tolerance": TOLERANCE, "confidence": CONFIDENCE}
 RATIOS = (0.0, 0.5, 1.0, 2.0)
 SMALL = (8, 16, 64, 256)
 RESAMPLES = 999
@@ -73,18 +74,16 @@ def run(
     figures = {
         "experiments": experiments,
         "seed": seed,
-        "tolerance": TOLERANCE,
-        "confidence": CONFIDENCE,
+        **GATE,
         "verdicts": cells,
         "experiments_of_methods": experiments // 2,
         "truth_beyond_upper_bound": methods,
         "choice_among_20": chosen,
     }
-    save("verdict_errors", figures)
+    save("verdict_errors", figures, quiet=True)
     draw(cells, {kind.name: kind.title for kind in KINDS}, 1 - CONFIDENCE)
-    print_cells(cells)
-    print_methods(methods)
-    print_choices(chosen)
+    for rows in (cells, methods, [{"scenario": name} | found for name, found in chosen.items()]):
+        print_rows(rows)
 
 
 @app.command()
@@ -93,18 +92,9 @@ def clusters(
     seed: Annotated[int, typer.Option(help="seed of the first cell")] = 1,
 ) -> None:
     """Simulate samples in clusters, and write figures to `benchmarks/results/verdict_errors_clusters.json`."""
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        futures = [pool.submit(judge_clustered, cell, seed + row, experiments) for row, cell in enumerate(cells())]
-        found = [future.result() for future in futures]
-    figures = {
-        "experiments": experiments,
-        "seed": seed,
-        "tolerance": TOLERANCE,
-        "confidence": CONFIDENCE,
-        "clusters": found,
-    }
-    save("verdict_errors_clusters", figures)
-    print_clustered(found)
+    found = _judge_clusters([(cell, experiments) for cell in cells()], seed)
+    figures: dict[str, Any] = {"experiments": experiments, "seed": seed} | GATE | {"clusters": found}
+    save("verdict_errors_clusters", figures, quiet=True)
 
 
 @app.command()
@@ -117,20 +107,23 @@ def clusters_again(
     first = earlier("verdict_errors_clusters")["clusters"]
     high = [cell_of(row) for row in first if row["pass_at_tolerance"]["share"] > AGAIN_ABOVE]
     tried = [(cell, experiments) for cell in high] + [(cell, experiments_held_out) for cell in held_out_cells()]
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        futures = [pool.submit(judge_clustered, cell, seed + row, count) for row, (cell, count) in enumerate(tried)]
-        found = [future.result() for future in futures]
-    figures = {
+    found = _judge_clusters(tried, seed)
+    figures: dict[str, Any] = {
         "experiments": experiments,
         "experiments_held_out": experiments_held_out,
         "seed": seed,
-        "tolerance": TOLERANCE,
-        "confidence": CONFIDENCE,
-        "again": found[: len(high)],
-        "held_out": found[len(high) :],
-    }
-    save("verdict_errors_clusters_again", figures)
-    print_clustered(found)
+    } | GATE
+    figures |= {"again": found[: len(high)], "held_out": found[len(high) :]}
+    save("verdict_errors_clusters_again", figures, quiet=True)
+
+
+def _judge_clusters(tried: list[tuple[Cell, int]], seed: int) -> list[dict[str, Any]]:
+    """Judge cells with their numbers of experiments, print the figures of all, and return them."""
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        futures = [pool.submit(judge_clustered, cell, seed + row, count) for row, (cell, count) in enumerate(tried)]
+        found = [future.result() for future in futures]
+    print_rows(found)
+    return found
 
 
 @app.command()

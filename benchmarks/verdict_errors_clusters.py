@@ -135,20 +135,3 @@ def _estimate(rows: tuple[Floats, ...], clusters: Clusters | None) -> tuple[Esti
     if clusters is None:
         return drop_interval(rows[0], CONFIDENCE)
     return clustered_drop_interval(rows[0], clusters, CONFIDENCE)
-
-
-def print_clustered(found: list[dict[str, Any]]) -> None:
-    """Print one line a cell."""
-    columns = {
-        "passes": "pass_at_tolerance",
-        "ignored": "pass_at_tolerance_clusters_ignored",
-        "no bound": "no_interval",
-        "good": "pass_without_drop",
-        "ignored ": "pass_without_drop_clusters_ignored",
-    }
-    print(f"{'kind':16}{'n':>7}{'size':>6}{'like':>8}{'sizes':>8}" + "".join(f"{name:>10}" for name in columns))
-    for cell in found:
-        place = (
-            f"{cell['kind']:16}{cell['n']:>7}{cell['samples_a_cluster']:>6}{cell['correlated']:>8}{cell['sizes']:>8}"
-        )
-        print(place + "".join(f"{cell[key]['share']:10.1%}" for key in columns.values()))

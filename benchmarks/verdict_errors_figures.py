@@ -1,4 +1,4 @@
-"""The picture and the tables of the errors of verdicts."""
+"""The picture of the errors of verdicts."""
 
 from __future__ import annotations
 
@@ -51,29 +51,3 @@ def _draw_panel(axis: Any, title: str, cells: list[dict[str, Any]], alpha: float
     axis.set_ylim(-0.03, 1.03)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.3)
-
-
-def print_cells(cells: list[dict[str, Any]]) -> None:
-    """One line a cell."""
-    print(f"{'kind':16}{'n':>6}{'true drop':>11}{'pass':>8}{'fail':>8}{'doubt':>8}{'averages pass':>15}")
-    for cell in cells:
-        shares = [cell[name]["share"] for name in ("pass", "fail", "inconclusive")]
-        words = "".join(f"{share:8.1%}" for share in shares)
-        print(f"{cell['kind']:16}{cell['n']:>6}{cell['drop']:>11.3f}{words}{cell['naive_pass']['share']:15.1%}")
-
-
-def print_methods(methods: list[dict[str, Any]]) -> None:
-    """One line a distribution and size: how often the truth lies beyond the upper bound."""
-    print(f"\n{'drops':26}{'n':>6}{'Student':>10}{'BCa':>10}{'quantgate':>11}")
-    for cell in methods:
-        words = "".join(f"{cell[name]['share']:10.1%}" for name in ("student", "bca", "quantgate"))
-        print(f"{cell['drops']:26}{cell['n']:>6}{words}")
-
-
-def print_choices(choices: dict[str, dict[str, Any]]) -> None:
-    """One line a scenario."""
-    for name, found in choices.items():
-        at_once, after = (found[key]["share"] for key in ("promoted on what chose", "promoted after confirmation"))
-        flattery = found["flattery on what chose"], found["flattery on confirmation"]
-        words = " and ".join("none" if value is None else f"{value:+.4f}" for value in flattery)
-        print(f"\n{name}: promoted {at_once:.1%} on what chose, {after:.1%} after confirmation; flattery {words}")
