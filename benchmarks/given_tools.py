@@ -10,7 +10,6 @@ NNCF's and Olive's file of the text demo are promoted alone, and a plain MLflow 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from figures import save
+from jobs import run_job, write_job
 from models.packages import image, text
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -119,18 +118,13 @@ def _given(state: Path, tools: list[str]) -> list[dict[str, str]]:
 
 def _run(state: Path, name: str, job: dict[str, Any], *options: str) -> dict[str, Any]:
     folder = state / "given-tools" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
+    write_job(folder, job)
     places = {
         "MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}",
         "QUANTGATE_STATE": str(state / "given-tools" / "state"),
         "QUANTGATE_ALLOWED_HOOKS": ",".join(f"python={python_of(state, tool)}" for tool in TOOLS),
     }
-    command = [sys.executable, "-m", "flows.cli.app", "run", "job.yaml", "--result", "result.json", *options]
-    with (folder / "log.txt").open("w") as log:
-        subprocess.run(command, cwd=folder, env=os.environ | places, stdout=log, stderr=log, check=False)
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return result
+    return run_job(folder, *options, **places).result
 
 
 def _row(candidate: dict[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import onnx
 import typer
-import yaml
 from figures import earlier, save
+from jobs import candidates_of, run_job, write_job
 from models.packages import MODELS
 
 from tasks.measure.latency.compare import compare_latency
@@ -77,33 +73,17 @@ def _run(state: Path, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     runs = state / "race-runs"
     shutil.rmtree(runs / "state" / "store", ignore_errors=True)
     folder = _folder_of(state, name, fields["search"])
-    folder.mkdir(parents=True, exist_ok=True)
+    write_job(folder, fields)
     places = {"MLFLOW_TRACKING_URI": f"sqlite:///{state / 'mlflow.db'}", "QUANTGATE_STATE": str(runs / "state")}
-    (folder / "job.yaml").write_text(yaml.safe_dump(fields, sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "flows.cli.app", "run", "job.yaml", "--result", "result.json"]
-    started = time.monotonic()
-    with (folder / "log.txt").open("w") as log:
-        done = subprocess.run(
-            [*command, "--no-promote"], cwd=folder, env=os.environ | places, stdout=log, stderr=log, check=False
-        )
-    wall = time.monotonic() - started
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result, wall, code = run_job(folder, "--no-promote", **places)
     _keep_chosen(runs, folder, result.get("chosen"))
     return {
         "wall": round(wall, 1),
-        "exit": done.returncode,
+        "exit": code,
         "outcome": result["outcome"],
         "chosen": result.get("chosen"),
         "seconds": result["seconds"],
-        "candidates": {
-            one["name"]: {
-                "outcome": one["outcome"],
-                "refusal": one["refusal"] and one["refusal"]["reason"],
-                "speedup": one["speedup_p50"] and one["speedup_p50"]["value"],
-                "drop": one["metric_drop"] and one["metric_drop"]["value"],
-            }
-            for one in result["candidates"]
-        },
+        "candidates": candidates_of(result),
     }
 
 

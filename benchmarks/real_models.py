@@ -7,23 +7,20 @@ Each model is used as a package ships it. Its data are files in the folder of th
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from figures import earlier, save
+from jobs import QUANTGATE, candidates_of, run_job
 from models.real import MODELS, Change, RealModel
 
 MOST_CHANGES = 2
 PROBED = re.compile(r"([0-9.]+)x in a ")
-QUANTGATE = (sys.executable, "-m", "flows.cli.app")
 
 
 def main(
@@ -89,18 +86,12 @@ def _run(state: Path, name: str, model: RealModel, keys: list[str]) -> dict[str,
     job.unlink(missing_ok=True)
     subprocess.run([*QUANTGATE, "init", source, "--out", job.name], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     job.write_text(with_keys(changed(job.read_text(encoding="utf-8"), lines), keys), encoding="utf-8")
-    result = folder / "result.json"
-    result.unlink(missing_ok=True)
-    started = time.monotonic()
-    with (folder / "log.txt").open("w") as log:
-        command = [*QUANTGATE, "run", job.name, "--result", result.name, "--no-promote"]
-        done = subprocess.run(command, cwd=folder, stdout=log, stderr=log, check=False)
-    minutes = round((time.monotonic() - started) / 60, 1)
-    facts = {"kind": model.kind, "minutes": minutes, "exit": done.returncode}
+    result, seconds, code = run_job(folder, "--no-promote")
+    facts = {"kind": model.kind, "minutes": round(seconds / 60, 1), "exit": code}
     changes = {"changed": [new for _, new in lines]}
-    if not result.exists():
+    if not result:
         return facts | {"outcome": "error", "reason": (folder / "log.txt").read_text()[-1000:]} | changes
-    return facts | _figures(json.loads(result.read_text(encoding="utf-8"))) | changes
+    return facts | _figures(result) | changes
 
 
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -113,15 +104,7 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
         "chosen": result["chosen"],
         "speedup": chosen and round(chosen["speedup_p50"]["value"], 2),
         "fastest": max(map(_speed, result["candidates"]), default=0.0) or None,
-        "candidates": {
-            one["name"]: {
-                "outcome": one["outcome"],
-                "refusal": one["refusal"] and one["refusal"]["reason"],
-                "speedup": one["speedup_p50"] and round(one["speedup_p50"]["value"], 2),
-                "drop": one["metric_drop"] and round(one["metric_drop"]["value"], 4),
-            }
-            for one in result["candidates"]
-        },
+        "candidates": candidates_of(result),
     }
 
 
