@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from process_memory import status_mb
 
 from tasks.measure.inventory import usable_cores
 from validators.records.run import DataFile, SessionSettings
@@ -57,19 +58,6 @@ def validate(model: Path, calibration: Samples, evaluation: Samples) -> str:
         return judge_calibration(calibration, evaluation, None, view, bounds, Path(folder), seed=7).outcome
 
 
-def peak_memory_mb() -> float:
-    """The most memory that this process has held since it began.
-
-    Not `getrusage`: on Linux its `ru_maxrss` outlives exec, so that a child begins with its parent's peak.
-    """
-    status = Path("/proc/self/status")
-    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
-    peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    if not peaks_kib:
-        raise SystemExit("no VmHWM in /proc/self/status: peak memory is measured on Linux only")
-    return peaks_kib[0] * 1024 / 1e6
-
-
 def main(what: str, model: Path, pool: Path) -> None:
     import psutil
 
@@ -87,7 +75,7 @@ def main(what: str, model: Path, pool: Path) -> None:
         count = int(what.partition("-")[2])
         answer = validate(model, read_samples(pool, slice(REFERENCE, REFERENCE + count)), evaluation)
         seconds = time.time() - psutil.Process().create_time()
-    print(json.dumps({"answer": answer, "seconds": round(seconds, 2), "peak_memory_mb": round(peak_memory_mb())}))
+    print(json.dumps({"answer": answer, "seconds": round(seconds, 2), "peak_memory_mb": round(status_mb("VmHWM"))}))
 
 
 if __name__ == "__main__":

@@ -14,24 +14,22 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from process_memory import status_mb
 
 Arrays = dict[str, NDArray[Any]]
 Ranges = dict[str, tuple[float, float, float]]
 
-RESULTS = Path(__file__).parent / "results"
 BATCH_SIZE = 8
 MAX_MEMORY_MB = 500.0
 PERCENT = 99.99
@@ -48,6 +46,7 @@ def run(
     most_kept: Annotated[int, typer.Option(help="the most samples for Entropy and Percentile of ONNX Runtime")] = 256,
 ) -> None:
     """Measure all, and write the figures to `benchmarks/results/calibration_statistics.json`."""
+    from figures import save
     from models.pools import text_pool
 
     found: dict[str, list[dict[str, Any]]] = {}
@@ -68,8 +67,10 @@ def run(
             for what in ORT_METHODS
             if f"{what} {count}" in found
         }
-    figures = {"medians": _medians(found), "agreement": agreement, "rounds": found}
-    _save(figures | {"held": judge(_medians(found), samples, agreement)})
+    medians = _medians(found)
+    figures = {"medians": medians, "agreement": agreement, "held": judge(medians, samples, agreement)}
+    print(json.dumps(figures, indent=1))
+    save("calibration_statistics", figures | {"rounds": found}, quiet=True)
 
 
 @app.command(hidden=True)
@@ -185,10 +186,7 @@ def compare(folder: Path, what: str, count: int) -> dict[str, Any]:
 
 
 class Memory:
-    """The memory of this process, by the kernel's count of it, in MB (1e6 bytes).
-
-    Not `getrusage`: on Linux its `ru_maxrss` outlives exec, so that a child begins with its parent's peak.
-    """
+    """The memory of this process in MB."""
 
     def __init__(self) -> None:
         self._peak = self._first = 0.0
@@ -196,26 +194,17 @@ class Memory:
     def begin(self) -> None:
         """Count from here. Called once a pass: the last one counts."""
         self._peak = self.whole()
-        self._first = _status_mb("VmRSS")
+        self._first = status_mb("VmRSS")
         # 5 resets the peak: proc(5), /proc/pid/clear_refs.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def since_first_batch(self) -> float:
         """The peak since then, above what was held at the time."""
-        return _status_mb("VmHWM") - self._first
+        return status_mb("VmHWM") - self._first
 
     def whole(self) -> float:
         """The peak since the process began."""
-        return max(self._peak, _status_mb("VmHWM"))
-
-
-def _status_mb(key: str) -> float:
-    status = Path("/proc/self/status")
-    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
-    kib = [int(line.split()[1]) for line in lines if line.startswith(f"{key}:")]
-    if not kib:
-        raise SystemExit(f"no {key} in /proc/self/status: memory is measured on Linux only")
-    return kib[0] * 1024 / 1e6
+        return max(self._peak, status_mb("VmHWM"))
 
 
 def judge(medians: dict[str, dict[str, float]], samples: list[int], agreement: dict[str, Any]) -> dict[str, bool]:
@@ -249,18 +238,6 @@ def _medians(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, floa
     return {
         key: {name: float(np.median([one[name] for one in taken])) for name in taken[0]} for key, taken in found.items()
     }
-
-
-def _save(figures: dict[str, Any]) -> None:
-    where = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.processor() or platform.machine(),
-        "versions": {part: metadata.version(part) for part in ("numpy", "onnx", "onnxruntime")},
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "calibration_statistics.json"
-    path.write_text(json.dumps(figures | where, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({key: value for key, value in figures.items() if key != "rounds"}, indent=1))
 
 
 if __name__ == "__main__":

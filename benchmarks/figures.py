@@ -17,7 +17,7 @@ from tasks.measure.inventory import processor_name, this_processor, usable_cores
 from tasks.runtimes.ort import installed_runtime
 
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
-PARTS = ("numpy", "scipy", "scikit-learn", "great-expectations")
+PARTS = ("numpy", "scipy", "scikit-learn", "great-expectations", "onnx")
 
 
 def interval(hits: int, n: int) -> list[float]:
@@ -53,6 +53,7 @@ def save(name: str, figures: dict[str, Any], *, quiet: bool = False) -> None:
     runtime, version = installed_runtime()
     where = {
         "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
         "cpu": processor_name(),
         "isa": list(this_processor().isa),
         "threads": usable_cores(),

@@ -12,19 +12,16 @@ are there already are not measured again. `perplexity` compares any files with t
 from __future__ import annotations
 
 import json
-import platform
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from figures import earlier, write
+from figures import earlier, save
 from models.language import language_pool, open_scorer, window_losses
 
 from tasks.measure.inventory import usable_cores
@@ -161,15 +158,8 @@ def _save(rows: dict[str, Any], windows: int) -> None:
             "ratio": float(np.exp((loss - float32).mean())),
             "interval": [low, high],
         }
-    figures = {
-        "windows": windows,
-        "calibration_windows": CALIBRATION_WINDOWS,
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": platform.processor() or platform.machine(),
-        "versions": {part: metadata.version(part) for part in ("numpy", "onnx", "onnxruntime")},
-        "rows": rows,
-    }
-    write("int4_language", figures)
+    sizes = {"windows": windows, "calibration_windows": CALIBRATION_WINDOWS}
+    save("int4_language", sizes | {"rows": rows}, quiet=True)
     name, row = list(rows.items())[-1]
     print(f"{name:60} {row['perplexity']:8.2f} {row['size_bytes'] / 1e6:6.0f} MB", flush=True)
 
