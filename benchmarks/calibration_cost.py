@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from process_memory import status_mb
+from processes import status_mb
 
 from tasks.measure.inventory import usable_cores
 from validators.records.run import DataFile, SessionSettings

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from process_memory import status_mb
+from processes import status_mb
 
 Arrays = dict[str, NDArray[Any]]
 Ranges = dict[str, tuple[float, float, float]]

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from driving import environment, write_job
 from figures import save
-from process_memory import peaks_of
+from processes import peaks_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIXELS, CLASSES, CALIBRATION = 64, 10, 256

@@ -23,7 +23,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from figures import RESULTS, earlier, save
-from process_memory import run_step
+from processes import run_step
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 TOKENS, WINDOW, WINDOWS = 32_000, 128, 64

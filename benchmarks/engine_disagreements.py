@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 import typer
 from figures import save
+from models.graphs import model_of
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.runtimes.parity import relative_distance
@@ -54,7 +55,9 @@ def patterns(gains: str) -> dict[str, tuple[list[onnx.NodeProto], tuple[int, ...
     return found
 
 
-def model_of(nodes: list[onnx.NodeProto], shape: tuple[int, ...], gains: Array, weight: Array) -> onnx.ModelProto:
+def quantized_model(
+    nodes: list[onnx.NodeProto], shape: tuple[int, ...], gains: Array, weight: Array
+) -> onnx.ModelProto:
     """Return the model with its pair of operators and product, in INT8."""
     rng = np.random.default_rng(1)
     scale = np.float32(np.abs(weight).max() / 127)
@@ -74,15 +77,7 @@ def model_of(nodes: list[onnx.NodeProto], shape: tuple[int, ...], gains: Array, 
         node("DequantizeLinear", ["w", "w_step", "zero"], ["wd"]),
         node("MatMul", ["hd", "wd"], ["y"]),
     ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "pattern",
-        [value("x", TensorProto.FLOAT, ["batch", *shape])],
-        [value("y", TensorProto.FLOAT, ["batch", *shape])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return model_of(nodes, {"x": ["batch", *shape]}, {"y": ["batch", *shape]}, constants)
 
 
 def apart(path: Path, x: Array) -> float:
@@ -107,7 +102,7 @@ def main(files: Annotated[Path | None, typer.Option(help="Folder to write the mo
             row: dict[str, Any] = {"pattern": name}
             for form, (factors, weights) in forms.items():
                 path = Path(files or scratch, f"{name}, {form}.onnx".replace(", ", "_").replace(" ", "-"))
-                onnx.save(model_of(nodes, shape, factors, weights), path)
+                onnx.save(quantized_model(nodes, shape, factors, weights), path)
                 row[form] = round(apart(path, rng.normal(size=(ROWS, *shape)).astype(np.float32)), 4)
             rows.append(row)
             print(f"{name:40}" + "".join(f"{row[form]:10.4f}" for form in forms), flush=True)

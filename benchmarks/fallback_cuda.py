@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from models.graphs import model_of
+from onnx import helper
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 INT8, INT4, FP16 = "int8-static-minmax-pc@ort-cuda", "int4-g32-rtn@ort-cuda", "fp16@ort-cuda"
@@ -45,9 +46,7 @@ def ran(name: str, kind: str, provider: str, inputs: list[Any], outputs: list[An
 
 
 def graph_of(*nodes: onnx.NodeProto, **weights: Any) -> onnx.GraphProto:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    return helper.make_graph(list(nodes), "planted", ends[:1], ends[1:], stored)
+    return model_of(nodes, {"x": None}, {"y": None}, weights).graph
 
 
 def left_in_float() -> Planted:

@@ -13,8 +13,9 @@ from zlib import crc32
 
 import numpy as np
 import onnx
+from models.graphs import model_of
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from validators.records.run import SessionSettings
 from validators.records.verdicts import Outcome
@@ -76,13 +77,7 @@ class Draft:
 
     def model(self, output: str, *shape: int) -> onnx.ModelProto:
         """The model from `x`, of `shape` a sample, to a tensor."""
-        ends = [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *shape]),
-            helper.make_tensor_value_info(output, TensorProto.FLOAT, None),
-        ]
-        weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "plant", ends[:1], ends[1:], weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        return model_of(self.nodes, {"x": ["batch", *shape]}, {output: None}, self.constants)
 
 
 def gemm(draft: Draft, *, axis: int = 0, dtype: str = "uint8") -> onnx.ModelProto:

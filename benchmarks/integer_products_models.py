@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from models.graphs import model_of
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 Constants = dict[str, NDArray[Any]]
 STATIC, EVERY, DYNAMIC = "int8-static-minmax-pc", "int8-static-minmax-pc-all", "int8-dynamic-pc"
@@ -29,18 +30,8 @@ class Model:
 
     def save(self, path: Path) -> None:
         """Write the source, with a dynamic batch."""
-        graph = helper.make_graph(
-            list(self.nodes),
-            "product",
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *dims])
-                for name, dims in self.shapes.items()
-            ],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            [numpy_helper.from_array(array, name) for name, array in self.constants.items()],
-        )
-        imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
+        inputs = {name: ["n", *dims] for name, dims in self.shapes.items()}
+        onnx.save(model_of(self.nodes, inputs, {"y": None}, self.constants), path)
 
 
 def signs(*shape: int, axis: int) -> NDArray[np.float32]:

@@ -14,12 +14,9 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +24,7 @@ import numpy as np
 import psutil
 import typer
 from figures import earlier, save
+from processes import busy
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
@@ -44,19 +42,6 @@ VICTIMS = {"flow": 4, "child": 3, "prefect": 3, "mlflow": 3, "worker": 1}
 MOST_KILLS, RETRIES = 8, 12
 # Prefect looks at a dead process twice; its second look would crash a run that is retried before.
 BEFORE_RETRY_SECONDS = 25.0
-
-
-@contextmanager
-def load(is_loaded: bool) -> Iterator[None]:
-    """Keep every processor busy meanwhile."""
-    count = (os.cpu_count() or 1) if is_loaded else 0
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 def kill(plant: Plant, victim: str, flow_run: str, rng: np.random.Generator) -> str:
@@ -105,7 +90,7 @@ def disturb(plant: Plant, reference: Reference, seed: int, usual_seconds: float)
     row: dict[str, Any] = {"seed": seed, "loaded": seed % 2 == 1, "kills": [], "retries": 0}
     bring_back(plant)
     start = time.monotonic()
-    with load(row["loaded"]):
+    with busy((os.cpu_count() or 1) if row["loaded"] else 0):
         flow_run = plant.submit(name, CANDIDATES, is_shared=True)
         kept: dict[str, tuple[int, int]] = {}
         versions: set[str | None] = set()

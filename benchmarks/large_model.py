@@ -21,7 +21,7 @@ import onnx
 import typer
 from figures import save
 from onnx import TensorProto, helper, numpy_helper
-from process_memory import run_step
+from processes import run_step
 
 from tasks.engines.variants import make_variant, session_settings
 from tasks.measure.inventory import this_processor

@@ -8,12 +8,8 @@ comparison is appended to `latency_errors.jsonl`, so that an interrupted run goe
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +17,9 @@ import numpy as np
 import onnx
 import typer
 from figures import RESULTS, save, share
-from onnx import TensorProto, helper, numpy_helper
+from models.graphs import model_of
+from onnx import helper, numpy_helper
+from processes import busy
 
 from tasks.engines.variants import session_settings
 from tasks.measure.inventory import usable_cores
@@ -46,7 +44,6 @@ CONFIDENCE = 0.975
 LONG = Measurement(launches=12, blocks=6, block_seconds=0.3)
 # What is often done instead: one block of each, one after the other, and a difference of 5 % is one.
 NAIVE_SECONDS, NAIVE_WARMUP_SECONDS, NAIVE_DIFFERENCE = 0.5, 0.2, 0.05
-BURNER = "while True: pass"
 # What one comparison may wait for other processes: a run of twelve candidates has twelve times as much by default.
 PATIENCE_SECONDS = 25.0
 # Other engines by the kind of their comparisons, in which the model is beside itself.
@@ -128,7 +125,7 @@ class _Bench:
         others = {"slower": self._slower, "truth": self._slower, "faster": self._faster}
         model = self._elsewhere.get(kind, self._model)
         sides = model, others.get(kind.removesuffix("_busy"), model)
-        with _burner(kind.endswith("busy")):
+        with busy(int(kind.endswith("busy"))):
             started = time.monotonic()
             latency = self._measure(sides, LONG if kind == "truth" else Measurement())
             seconds = time.monotonic() - started
@@ -167,16 +164,14 @@ class _Bench:
 def _layers(path: Path, count: int) -> Path:
     """MatMul and Relu, `count` times, on `x[64, 256]`."""
     rng = np.random.default_rng(1)
-    nodes, weights = [], []
+    nodes, weights = [], {}
     for index in range(count):
-        weight = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) * np.float32(np.sqrt(2 / WIDTH))
-        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        weights[f"w{index}"] = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) * np.float32(np.sqrt(2 / WIDTH))
         source = f"h{index - 1}" if index else "x"
         nodes.append(helper.make_node("MatMul", [source, f"w{index}"], [f"p{index}"], name=f"m{index}"))
         nodes.append(helper.make_node("Relu", [f"p{index}"], [f"h{index}"]))
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, WIDTH]) for name in ("x", f"h{count - 1}")]
-    graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    shape = [ROWS, WIDTH]
+    onnx.save(model_of(nodes, {"x": shape}, {f"h{count - 1}": shape}, weights), path)
     return path
 
 
@@ -195,19 +190,6 @@ def _compile(model: Path, path: Path) -> None:
     with torch.no_grad():
         program = torch.export.export(layers.eval(), (torch.zeros(ROWS, WIDTH),))
         write_package(program, {"inputs": ["x"], "outputs": ["y"], "package": str(path)})
-
-
-@contextmanager
-def _burner(wanted: bool) -> Iterator[None]:
-    """A process that computes on one core meanwhile, where it is wanted."""
-    # In a session of its own, as programs of other users and terminals are.
-    process = subprocess.Popen([sys.executable, "-c", BURNER], start_new_session=True) if wanted else None
-    try:
-        yield
-    finally:
-        if process is not None:
-            process.kill()
-            process.wait()
 
 
 def _read() -> list[dict[str, Any]]:

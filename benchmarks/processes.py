@@ -1,4 +1,4 @@
-"""Memory of this process, of another one and its children, watched from outside, and a hard limit on it."""
+"""Processes of a benchmark: their memory, watched from outside, a hard limit on it, and programs that only compute."""
 
 from __future__ import annotations
 
@@ -61,6 +61,20 @@ def run_step(script: str, name: str, root: Path, limit: int | None) -> dict[str,
         raise SystemExit(f"{name} ended with {process.returncode}: {text[-3000:]}")
     last = text.rpartition("\n")[2]
     return peaks | (json.loads(last) if last.startswith("{") else {})
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Compute on so many cores during the block."""
+    # In sessions of their own, as programs of other users and terminals are.
+    command = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 @contextmanager
