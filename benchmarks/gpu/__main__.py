@@ -22,6 +22,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -115,24 +116,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], run: Callable[..., int]) -> int:
     results = _results(options, describe, "gpu")
-    wanted = _wanted(options, bundle=options.bundle, parts=options.only, launches=options.launches)
-    return _ended(results, run(wanted, results, lambda line: print(line, flush=True)))
+    return _ended(results, run(_wanted(options), results, lambda line: print(line, flush=True)))
 
 
-def _wanted(options: argparse.Namespace, **more: Any) -> Any:
+def _wanted(options: argparse.Namespace) -> Any:
     from gpu.session import Options
 
-    return Options(
-        work=options.work,
-        models=options.models,
-        forms=options.forms,
-        batches=options.batches,
-        seconds=options.seconds,
-        block_seconds=options.block_seconds,
-        again=options.again,
-        rehearsal=options.provider == "cpu",
-        **more,
-    )
+    given = vars(options)
+    known = {field.name: given[field.name] for field in fields(Options) if field.name in given}
+    return Options(**known, rehearsal=options.provider == "cpu")
 
 
 def _results(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], check: str) -> Any:
@@ -225,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("bundle", type=Path, help="the folder that `bundle` wrote")
-    run.add_argument("--only", type=_some_of(PARTS), default=PARTS, help=f"of {', '.join(PARTS)}")
+    run.add_argument("--only", dest="parts", type=_some_of(PARTS), default=PARTS, help=f"of {', '.join(PARTS)}")
     run.add_argument("--models", type=_some_of(MODELS), default=MODELS)
     run.add_argument("--launches", type=int, default=3)
     _shared_arguments(run, seconds=540.0, block_seconds=0.12)

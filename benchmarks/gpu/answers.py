@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from tasks.measure.metrics.classification import ACCURACY
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import PERPLEXITY, score_batches
 from tasks.runtimes.coverage import measure_coverage
-from tasks.runtimes.runner import open_runner, run_all
+from tasks.runtimes.runner import open_runner
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings, Variant
+from validators.samples.datasets import TensorSpec
 from validators.target_facts import TENSORRT
 
 METRICS: dict[str, Metric] = {"accuracy": ACCURACY, "perplexity": PERPLEXITY}
@@ -44,16 +46,18 @@ def inspect(variant: Variant, bundle: Bundle, batch_size: int) -> Inspected:
 
 def rows_of(model: Path, settings: SessionSettings, bundle: Bundle) -> tuple[NDArray[np.float64], float]:
     """The rows of the bundle's metric, and its value."""
-    notes, samples, metric = bundle.notes, bundle.evaluation, METRICS[bundle.notes.metric]
-    batches = samples.batches(notes.evaluation_batch)
+    notes = bundle.notes
     with open_runner(model, settings) as runner:
         output = next(spec for spec in runner.outputs if spec.name == notes.output)
-        if metric is PERPLEXITY:
-            logits = (runner.run(batch, [notes.output])[0] for batch in batches)
-            outputs: NDArray[Any] = score_batches(logits, samples, output)
-        else:
-            outputs = run_all(runner, batches, notes.output)
-    rows = metric.rows(outputs, samples.labels, None)
+        batches = bundle.evaluation.batches(notes.evaluation_batch)
+        return rows_from((runner.run(batch, [notes.output])[0] for batch in batches), bundle, output)
+
+
+def rows_from(outputs: Iterable[NDArray[Any]], bundle: Bundle, output: TensorSpec) -> tuple[NDArray[np.float64], float]:
+    """The rows of the bundle's metric from the outputs on its evaluation samples, batch by batch, and its value."""
+    metric, samples = METRICS[bundle.notes.metric], bundle.evaluation
+    scored = score_batches(outputs, samples, output) if metric is PERPLEXITY else np.concatenate(list(outputs))
+    rows = metric.rows(scored, samples.labels, None)
     return rows, metric.value(rows)
 
 

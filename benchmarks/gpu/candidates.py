@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ from gpu.bundle import Bundle
 from gpu.inventory import versions
 from gpu.make import FLOAT, Workshop
 from gpu.record import REFUSED
-from gpu.session import CONFIDENCE, Check, accuracy, achieved, interval, refusal
+from gpu.session import CONFIDENCE, Check, accuracy, described_coverage, described_latency, refusal
 from gpu.trtexec import measure_trtexec
 from tasks.measure.latency.compare import compare_latency
 from tasks.measure.latency.process import Contestant
 from validators.errors import CandidateRefused
 from validators.job.job_measurement import Measurement
-from validators.records.measurements import Coverage
 from validators.records.run import Variant
 from validators.targets import facts_of
 
@@ -47,12 +46,7 @@ def measure_target(check: Check, workshop: Workshop, target: str, model: str) ->
             return
         against = FLOAT if label == HALF or REFUSED in half else HALF
         for batch in check.options.batches or workshop.bundle.notes.batch_sizes:
-
-            def cell(
-                label: str = label, found: dict[str, Any] = found, against: str = against, batch: int = batch
-            ) -> Any:
-                return _cell(check, workshop, target, made, found, label, against, batch)
-
+            cell = partial(_cell, check, workshop, target, made, found, label, against, batch)
             check.figure("cells", f"{target}/{model}/b{batch}/{label}", cell)
 
 
@@ -68,19 +62,8 @@ def describe_variant(workshop: Workshop, variant: Variant, seconds: float) -> di
         "notes": list(variant.notes),
         "provider": variant.session.provider,
         "versions": versions(),
-        "coverage": describe_coverage(seen.coverage),
+        "coverage": described_coverage(seen.coverage),
         **accuracy(bundle, reference, seen.rows, seen.value),
-    }
-
-
-def describe_coverage(coverage: Coverage) -> dict[str, Any]:
-    """Shares of multiply-accumulates, 0 to 1, and who ran them."""
-    return {
-        "low": coverage.share,
-        "half_or_lower": coverage.half_share,
-        "unknown": coverage.unknown,
-        "macs_by_kernel": coverage.macs_by_kernel,
-        "providers": list(coverage.providers),
     }
 
 
@@ -118,13 +101,7 @@ def _cell(
         confidence=CONFIDENCE,
         samples_path=folder / f"{target}-{workshop.bundle.notes.name}-b{batch}-{label}.npz",
     )
-    cell = asdict(latency)
-    del cell["samples_path"]
-    cell |= {
-        "against": against,
-        "speedup": interval(latency.speedup),
-        **achieved(check, workshop, one.loaded.stat().st_size, latency.p50_ms, batch),
-    }
+    cell = described_latency(latency, against, batch * workshop.reference().macs, one.loaded.stat().st_size)
     if one.engine is not None:
         cell["trtexec"] = _trtexec(one.engine.path, workshop.bundle, batch)
     return cell

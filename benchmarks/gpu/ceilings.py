@@ -69,9 +69,13 @@ def _figure(
         times_ms(work, device, WARM_UPS)
         milliseconds = statistics.median(times_ms(work, device, TIMED))
     except Exception as error:  # PyTorch raises a dozen classes for a type that the device does not have
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        return {"refused": {"kind": "unsupported", "reason": reason}}
+        return {"refused": {"kind": "unsupported", "reason": first_line(error)}}
     return {unit: amount / (milliseconds / 1e3), "median_ms": milliseconds, "count": TIMED, **about}
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _copy(torch: Any, device: str, size: int) -> Callable[[], Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpu.apart import apart
+from gpu.session import described_coverage
 from tasks.engines.inductor.compiler import run_compiler
 from tasks.engines.inductor.coverage import measure
 from tasks.measure.inventory import usable_cores
@@ -105,14 +106,7 @@ def describe_package(label: str, package: Path, request: Arrays, device: str) ->
     return {
         "size_bytes": package.stat().st_size,
         "macs_a_sample": sum(coverage.macs_by_kernel.values()) // samples,
-        "coverage": {
-            "low": coverage.share,
-            "half_or_lower": coverage.half_share,
-            "unknown": coverage.unknown,
-            "macs_by_kernel": coverage.macs_by_kernel,
-            "us_by_kernel": coverage.us_by_kernel,
-            "providers": list(coverage.providers),
-        },
+        "coverage": described_coverage(coverage),
     }
 
 

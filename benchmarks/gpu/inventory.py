@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from dataclasses import asdict
 from importlib import metadata
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.inductor.session import why_no_gpu
-from tasks.measure.inventory import take_inventory, usable_cores
+from tasks.measure.inventory import processor_name, take_inventory, usable_cores
 from tasks.measure.latency.nvml import open_gpu
 from validators.errors import InfrastructureError
 
@@ -54,9 +53,9 @@ def describe_by_torch(*, rehearsal: bool) -> dict[str, Any]:
     """
     import torch
 
-    shared = {"cpu": platform.processor() or platform.machine(), "cores": usable_cores(), "versions": versions()}
+    shared = {"cpu": processor_name(), "cores": usable_cores(), "versions": versions()}
     if rehearsal:
-        return shared | {"gpu": None, "device": _processor()}
+        return shared | {"gpu": None, "device": shared["cpu"]}
     if missing := why_no_gpu():
         raise InfrastructureError(found=missing.found, expected=missing.expected, fix=missing.fix)
     about = torch.cuda.get_device_properties(0)
@@ -68,25 +67,15 @@ def driver_version() -> str | None:
     """The version of the GPU's driver, from its management library or the kernel's files; None if neither is there."""
     if gpu := open_gpu():
         return gpu.describe().driver
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", _read("/proc/driver/nvidia/version"))
+    file = Path("/proc/driver/nvidia/version")
+    told = file.read_text(encoding="utf-8") if file.exists() else ""
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", told)
     return found.group(1) if found else None
 
 
 def _device(name: str, compute_capability: str) -> str:
     # Without the driver, which a machine may hide, and which differs between machines that are lent: each part has its own.
     return f"{name} cc{compute_capability}"
-
-
-def _processor() -> str:
-    found = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def refuse_without_gpu() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import shutil
 import subprocess
 from pathlib import Path
-from typing import BinaryIO
 
 from validators.errors import DataError
 
@@ -15,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CARRIED_BYTES, _MARGIN_BYTES = 64 << 20, 1 << 20
 # A part's name ends in its number and how many there are, so that a missing one is noticed.
 SEPARATOR = ".part-"
-_PIECE_BYTES = 1 << 20
 
 
 def part_bytes(root: Path = ROOT, limit: int = CARRIED_BYTES) -> int:
@@ -42,13 +40,11 @@ def split(path: Path, part_bytes: int) -> list[Path]:
     if size <= part_bytes:
         return [path]
     count = -(-size // part_bytes)
-    digest = _digest([path])
-    parts = []
+    digest, parts = _digest(path), []
     with path.open("rb") as stream:
         for index in range(count):
             part = path.with_name(f"{path.name}{SEPARATOR}{index + 1:02d}-of-{count:02d}-{digest}")
-            with part.open("wb") as target:
-                _copy(stream, target, part_bytes)
+            part.write_bytes(stream.read(part_bytes))
             parts.append(part)
     path.unlink()
     return parts
@@ -84,30 +80,23 @@ def _join(parts: list[Path]) -> Path:
             expected="all parts in one folder",
             fix="copy the missing ones, or split the file again",
         )
-    found = _digest(parts)
+    path = parts[0].with_name(name)
+    partial = path.with_name(f"{name}.partial")
+    with partial.open("wb") as target:
+        for part in parts:
+            target.write(part.read_bytes())
+    found = _digest(partial)
     if found != digest:
+        partial.unlink()
         raise DataError(
             found=f"parts of {name} with the digest {found}", expected=digest, fix="copy the parts again, none is whole"
         )
-    path = parts[0].with_name(name)
-    with path.open("wb") as target:
-        for part in parts:
-            with part.open("rb") as stream:
-                _copy(stream, target, part.stat().st_size)
-            part.unlink()
+    partial.rename(path)
+    for part in parts:
+        part.unlink()
     return path
 
 
-def _copy(stream: BinaryIO, target: BinaryIO, count: int) -> None:
-    while count > 0 and (piece := stream.read(min(_PIECE_BYTES, count))):
-        target.write(piece)
-        count -= len(piece)
-
-
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            while piece := stream.read(_PIECE_BYTES):
-                digest.update(piece)
-    return digest.hexdigest()[:16]
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]

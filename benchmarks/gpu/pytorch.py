@@ -38,14 +38,12 @@ def measure_pytorch(check: Check, workshop: Workshop, model: str, device: str) -
             def cell(mode: str = mode, launches: list[Launch] = launches, batch: int = batch) -> dict[str, Any]:
                 while len(launches) < check.options.launches:
                     launches.append(apart(measure_launch, bundle, batch, MODES, device, seconds=check.options.seconds))
-                return describe_launches(check, workshop, launches, mode, batch)
+                return describe_launches(workshop, launches, mode, batch)
 
             check.figure("cells", key, cell)
 
 
-def describe_launches(
-    check: Check, workshop: Workshop, launches: list[Launch], mode: str, batch: int
-) -> dict[str, Any]:
+def describe_launches(workshop: Workshop, launches: list[Launch], mode: str, batch: int) -> dict[str, Any]:
     """The median over all blocks, and the ratio to float16 with an interval over launches."""
     for launch in launches:
         if mode in launch.refused:
@@ -66,5 +64,5 @@ def describe_launches(
         "speedup": interval(ratio_estimate(ratios, CONFIDENCE)),
         "launches": len(launches),
         "allocated_gpu_memory_mb": max((mb for mb in memory if mb is not None), default=None),
-        **achieved(check, workshop, weights, p50_ms, batch),
+        **achieved(batch * workshop.reference().macs, weights, p50_ms),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu.answers import METRICS
+from gpu.answers import rows_from
 from gpu.bundle import Bundle
+from gpu.ceilings import first_line
 from gpu.modules import build_module
-from tasks.measure.metrics.perplexity import score_batches
+from gpu.turns import block_ms
 from validators.samples.datasets import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MODES = ("fp32", "fp16", "fp16-compiled")
 # The modes take turns, a block each, so that a clock that drifts meets all of them.
-BLOCKS, BLOCK_SECONDS, BLOCK_COUNT, WARM_UPS = 3, 0.15, 10, 10
+BLOCKS, BLOCK_SECONDS, WARM_UPS = 3, 0.15, 10
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ def measure_launch(bundle: Bundle, batch_size: int, modes: tuple[str, ...], devi
             launch.memory_mb[mode] = (torch.cuda.max_memory_allocated() - before) / 1e6 if device == "cuda" else None
             launch.blocks_ms[mode] = []
         except Exception as error:  # the compiler raises whatever its passes raise
-            launch.refused[mode] = _reason(error)
+            launch.refused[mode] = first_line(error)
             requests.pop(mode, None)
     for _ in range(BLOCKS):
         for mode, request in requests.items():
-            launch.blocks_ms[mode].append(_block_ms(request))
+            launch.blocks_ms[mode].append(statistics.median(block_ms(request, BLOCK_SECONDS)))
     return launch
 
 
@@ -70,13 +70,7 @@ def rows_of_module(bundle: Bundle, mode: str, device: str) -> tuple[NDArray[np.f
             with torch.inference_mode():
                 yield module(*_tensors(batch, device)).float().cpu().numpy()
 
-    metric, samples = METRICS[bundle.notes.metric], bundle.evaluation
-    if metric.name == "perplexity":
-        made: NDArray[Any] = score_batches(outputs(), samples, TensorSpec(bundle.notes.output, "float32", ()))
-    else:
-        made = np.concatenate(list(outputs()))
-    rows = metric.rows(made, samples.labels, None)
-    return rows, metric.value(rows)
+    return rows_from(outputs(), bundle, TensorSpec(bundle.notes.output, "float32", ()))
 
 
 def ready_module(bundle: Bundle, mode: str, device: str) -> Callable[..., Tensor]:
@@ -131,18 +125,3 @@ def _tensors(batch: Mapping[str, NDArray[Any]], device: str) -> list[Tensor]:
     import torch
 
     return [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in batch.values()]
-
-
-def _block_ms(request: Callable[[], None]) -> float:
-    """The median of requests for at least 0.15 s and at least ten of them."""
-    samples: list[float] = []
-    end = time.perf_counter() + BLOCK_SECONDS
-    while time.perf_counter() < end or len(samples) < BLOCK_COUNT:
-        start = time.perf_counter_ns()
-        request()
-        samples.append((time.perf_counter_ns() - start) / 1e6)
-    return statistics.median(samples)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.modules import blank_module
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -38,25 +40,11 @@ class Seeded:
         # On the processor whatever the default device: another device draws other numbers from the seed.
         torch.manual_seed(SEED)
         with torch.device("cpu"):
-            module = self._module()
+            module: nn.Module = blank_module(self.kind, self.shape, 10 if self.kind == "efficientnet" else 2)
         for parameter in module.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=DEVIATION)
         return module.eval().requires_grad_(False)
-
-    def _module(self) -> nn.Module:
-        if self.kind == "bert":
-            from tasks.demo.bert import BertEncoder, BertShape, Dense, TextClassifier
-
-            shape = BertShape(**self.shape)
-            return TextClassifier(BertEncoder(shape), Dense(shape.width, 2))
-        if self.kind == "llama":
-            from models.llama import Llama, LlamaShape
-
-            return Llama(LlamaShape(**self.shape))
-        from tasks.demo.efficientnet import EfficientNetLite0
-
-        return EfficientNetLite0(10)
 
     def request(self, batch_size: int) -> dict[str, NDArray[Any]]:
         """Return a request of that many samples, by input name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,12 @@ from gpu.ceilings import measure_ceilings
 from gpu.inventory import driver_version, gpu_state, versions
 from gpu.record import REFUSED, Results
 from validators.errors import DataError, QuantgateError
-from validators.records.measurements import Estimate
+from validators.records.latencies import Latency
+from validators.records.measurements import Coverage, Estimate
 
 if TYPE_CHECKING:
     from gpu.bundle import Bundle
-    from gpu.make import Reference, Workshop
+    from gpu.make import Reference
 
 CEILINGS, PYTORCH = "ceilings", "pytorch"
 CONFIDENCE = 0.95
@@ -161,13 +162,29 @@ def accuracy(bundle: Bundle, reference: Reference, rows: Any, value: float) -> d
     return {"metric": bundle.notes.metric, "value": value, "drop": interval(drop), "drop_method": method}
 
 
-def achieved(check: Check, workshop: Workshop, weight_bytes: int, p50_ms: float, batch: int) -> dict[str, float]:
-    """Operations (two a multiply-accumulate) and bytes of weights a second, at the median."""
-    macs = check.results.figures["models"][workshop.bundle.notes.name]["macs_a_sample"]
+def achieved(macs: int, weight_bytes: int, p50_ms: float) -> dict[str, float]:
+    """Operations (two a multiply-accumulate of the request) and bytes of weights a second, at the median."""
     seconds = p50_ms / 1e3
+    return {"tflop_per_s": 2 * macs / seconds / 1e12, "weights_gb_per_s": weight_bytes / seconds / 1e9}
+
+
+def described_latency(latency: Latency, against: str, macs: int, weight_bytes: int) -> dict[str, Any]:
+    """The cell of a comparison with the form `against`."""
+    cell = asdict(latency)
+    del cell["samples_path"]
+    cell |= {"against": against, "speedup": interval(latency.speedup)}
+    return cell | achieved(macs, weight_bytes, latency.p50_ms)
+
+
+def described_coverage(coverage: Coverage) -> dict[str, Any]:
+    """Shares of multiply-accumulates, 0 to 1, and who ran them."""
     return {
-        "tflop_per_s": 2 * macs * batch / seconds / 1e12,
-        "weights_gb_per_s": weight_bytes / seconds / 1e9,
+        "low": coverage.share,
+        "half_or_lower": coverage.half_share,
+        "unknown": coverage.unknown,
+        "macs_by_kernel": coverage.macs_by_kernel,
+        "us_by_kernel": coverage.us_by_kernel,
+        "providers": list(coverage.providers),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from gpu.forms import RECIPES, TARGET, compile_form, describe_package, export_pr
 from gpu.inventory import versions
 from gpu.modules import build_module
 from gpu.record import REFUSED, Results
-from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, end, interval, measure_limits, packed
+from gpu.session import CEILINGS, CONFIDENCE, Check, Options, begin, described_latency, end, measure_limits, packed
 from tasks.engines.inductor.shipped.model import InductorModel
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.compare import compare_latency
@@ -67,14 +66,7 @@ def _measure_model(check: Check, bundle: Bundle, device: str) -> None:
             if found is None or made[HALF] is None:
                 continue
             against = FLOAT if label == HALF or REFUSED in made[HALF] else HALF
-
-            def cell(
-                label: str = label, found: Any = found, against: str = against, batch: int = batch
-            ) -> dict[str, Any]:
-                if REFUSED in found:
-                    return {REFUSED: found[REFUSED]}
-                return _cell(check, bundle, folder, label, against, batch, found)
-
+            cell = partial(_cell, check, bundle, folder, label, against, batch, found)
             check.figure("cells", f"{TARGET}/{bundle.notes.name}/b{batch}/{label}", cell)
 
 
@@ -107,6 +99,8 @@ def _cell(
     check: Check, bundle: Bundle, folder: Path, label: str, against: str, batch: int, artifact: dict[str, Any]
 ) -> dict[str, Any]:
     """Latency of a form in turn with float16, or of float16 with float32."""
+    if REFUSED in artifact:
+        return {REFUSED: artifact[REFUSED]}
     options = check.options
     # The job's own class needs pydantic.
     measurement: Any = SimpleNamespace(
@@ -129,12 +123,4 @@ def _cell(
         confidence=CONFIDENCE,
         samples_path=folder / f"b{batch}-{label}.npz",
     )
-    cell = asdict(latency)
-    del cell["samples_path"]
-    seconds = latency.p50_ms / 1e3
-    return cell | {
-        "against": against,
-        "speedup": interval(latency.speedup),
-        "tflop_per_s": 2 * artifact["macs_a_sample"] * batch / seconds / 1e12,
-        "weights_gb_per_s": artifact["size_bytes"] / seconds / 1e9,
-    }
+    return described_latency(latency, against, batch * artifact["macs_a_sample"], artifact["size_bytes"])

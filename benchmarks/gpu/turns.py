@@ -58,12 +58,12 @@ def _launched(model: InductorModel, arrays: Arrays) -> Callable[[], None]:
 
 def _compare(requests: list[Callable[[], None]], block_seconds: float) -> dict[str, Any]:
     for request in requests:
-        _block_ms(request, WARM_UP_SECONDS)
+        block_ms(request, WARM_UP_SECONDS)
     blocks: tuple[list[list[float]], list[list[float]]] = ([], [])
     for pair in range(PAIRS):
         # Who is first alternates.
         for index in (0, 1) if pair % 2 == 0 else (1, 0):
-            blocks[index].append(_block_ms(requests[index], block_seconds))
+            blocks[index].append(block_ms(requests[index], block_seconds))
     medians = [[statistics.median(block) for block in side] for side in blocks]
     ratios = [one / other for one, other in zip(*medians, strict=True)]
     return {
@@ -75,7 +75,8 @@ def _compare(requests: list[Callable[[], None]], block_seconds: float) -> dict[s
     }
 
 
-def _block_ms(request: Callable[[], None], seconds: float) -> list[float]:
+def block_ms(request: Callable[[], None], seconds: float) -> list[float]:
+    """Return the milliseconds of each request, for so many seconds at least and ten requests at least."""
     samples: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples) < BLOCK_COUNT:
