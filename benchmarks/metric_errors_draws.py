@@ -30,25 +30,15 @@ def rows_of(metric: Metric, drawn: Drawn) -> tuple[Rows, Rows]:
     return metric.rows(before, labels, before), metric.rows(after, labels, before)
 
 
-def binary(rng: np.random.Generator, n: int) -> Drawn:
-    """One score a sample; a fifth are positive."""
-    labels = (rng.random(n) < 0.2).astype(np.int64)
-    before = 1.5 * labels + rng.normal(size=n)
-    return labels, before, before + 0.35 * rng.normal(size=n)
+def binary(positive: float, apart: float, noise: float) -> Callable[[np.random.Generator, int], Drawn]:
+    """One score a sample: normal, and `apart` higher for the share that is positive."""
 
+    def draw(rng: np.random.Generator, n: int) -> Drawn:
+        labels = (rng.random(n) < positive).astype(np.int64)
+        before = apart * labels + rng.normal(size=n)
+        return labels, before, before + noise * rng.normal(size=n)
 
-def yes_or_no(rng: np.random.Generator, n: int) -> Drawn:
-    """The same, half of them positive, and noise that costs 2 points of recall."""
-    labels = (rng.random(n) < 0.5).astype(np.int64)
-    before = 1.5 * labels + rng.normal(size=n)
-    return labels, before, before + 0.465 * rng.normal(size=n)
-
-
-def rare(rng: np.random.Generator, n: int) -> Drawn:
-    """The same, with 5 % positive."""
-    labels = (rng.random(n) < 0.05).astype(np.int64)
-    before = 2.0 * labels + rng.normal(size=n)
-    return labels, before, before + 0.3 * rng.normal(size=n)
+    return draw
 
 
 def classes(temperature: float, noise: float, more: float = 1.0) -> Callable[[np.random.Generator, int], Drawn]:

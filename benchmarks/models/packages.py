@@ -74,18 +74,8 @@ def embedding(state: Path) -> Fields:
 def ocr(state: Path) -> Fields:
     """PP-OCRv4 text recognition on drawn lines of text, 48 x 320 pixels: character error rate."""
     folder = _folder(state, "ocr")
-    model = folder / "model.onnx"
-    if not model.exists():
-        model.write_bytes(read_wheel(fetch(OCR, state), "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"))
-    found = onnx.load(model)
-    characters = next(one.value for one in found.metadata_props if one.key == "character").splitlines()
-    # Id 0 is the blank of CTC, and the last one the space.
-    vocabulary = ["<blank>", *characters, SPACE]
-    (folder / "vocabulary.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    ids = {token: number for number, token in enumerate(vocabulary)}
-    write_samples(folder, lambda count, rng: lines(count, rng, ids, found.graph.input[0].name))
     return {
-        "source": str(model),
+        "source": text_lines(state, folder),
         "data": _data(folder) | {"label": "label"},
         "metric": "cer",
         "text": {"vocabulary": str(folder / "vocabulary.txt"), "decoding": "ctc", "separator": "", "space": SPACE},
@@ -95,22 +85,13 @@ def ocr(state: Path) -> Fields:
 def file_types(state: Path) -> Fields:
     """Magika: the type of a file by its first and last 1,024 bytes, on the files of this Python installation."""
     folder = _folder(state, "file-types")
-    model = folder / "model.onnx"
-    if not model.exists():
-        model.write_bytes(read_wheel(fetch(FILE_TYPES, state), "magika/models/standard_v3_3/model.onnx"))
-    remaining = file_ends()
-    write_samples(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
-    return {"source": str(model), "data": _data(folder), "metric": "agreement"}
+    return {"source": types_of_files(state, folder), "data": _data(folder), "metric": "agreement"}
 
 
 def speech(state: Path) -> Fields:
     """DNSMOS: the quality of 9 seconds of speech-like sound at many noise levels, compared with the source's answers."""
     folder = _folder(state, "speech")
-    model = folder / "model.onnx"
-    if not model.exists():
-        model.write_bytes(read_wheel(fetch(SPEECH, state), "speechmos/dnsmos_models/sig_bak_ovr.onnx"))
-    write_samples(folder, lambda count, rng: {"input_1": np.stack([sound(rng) for _ in range(count)])}, evaluation=120)
-    return {"source": str(model), "data": _data(folder), "metric": "cosine"}
+    return {"source": speech_quality(state, folder, evaluation=120), "data": _data(folder), "metric": "cosine"}
 
 
 MODELS: dict[str, Callable[[Path], Fields]] = {
@@ -138,6 +119,42 @@ def _folder(state: Path, name: str) -> Path:
 
 def _data(folder: Path) -> dict[str, str]:
     return {name: str(folder / f"{name}.npz") for name in ("calibration", "evaluation")}
+
+
+def shipped(state: Path, folder: Path, asset: Asset, member: str) -> Path:
+    """Return the path of a model as the package ships it."""
+    path = folder / Path(member).name
+    if not path.exists():
+        path.write_bytes(read_wheel(fetch(asset, state), member))
+    return path
+
+
+def text_lines(state: Path, folder: Path, **counts: int) -> str:
+    """Write PP-OCRv4 with its vocabulary and samples of lines into a folder; return the model's path."""
+    path = shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx")
+    found = onnx.load(path)
+    characters = next(one.value for one in found.metadata_props if one.key == "character").splitlines()
+    # Id 0 is the blank of CTC, and the last one the space.
+    vocabulary = ["<blank>", *characters, SPACE]
+    (folder / "vocabulary.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    write_samples(folder, lambda count, rng: lines(count, rng, ids, found.graph.input[0].name), **counts)
+    return str(path)
+
+
+def types_of_files(state: Path, folder: Path) -> str:
+    """Write Magika with the ends of files into a folder; return the model's path."""
+    path = shipped(state, folder, FILE_TYPES, "magika/models/standard_v3_3/model.onnx")
+    remaining = file_ends()
+    write_samples(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
+    return str(path)
+
+
+def speech_quality(state: Path, folder: Path, **counts: int) -> str:
+    """Write DNSMOS with sounds into a folder; return the model's path."""
+    path = shipped(state, folder, SPEECH, "speechmos/dnsmos_models/sig_bak_ovr.onnx")
+    write_samples(folder, lambda count, rng: {"input_1": np.stack([sound(rng) for _ in range(count)])}, **counts)
+    return str(path)
 
 
 def write_samples(

