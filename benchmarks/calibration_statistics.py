@@ -19,7 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -120,7 +122,8 @@ def _calibrate(what: str, folder: Path, arrays: Arrays, memory: Memory) -> dict[
     )
     # The calibrators print their progress.
     with contextlib.redirect_stdout(io.StringIO()):
-        calibrator.collect_data(_Reader(_batches(arrays, BATCH_SIZE, memory)))
+        reader = SimpleNamespace(get_next=partial(next, _batches(arrays, BATCH_SIZE, memory), None))
+        calibrator.collect_data(reader)
         ranges = calibrator.compute_data().data
     histograms = {} if what == "minmax" else calibrator.collector.histogram_dict
     found = {
@@ -135,16 +138,6 @@ def _calibrate(what: str, folder: Path, arrays: Arrays, memory: Memory) -> dict[
 def _bin_width(histogram: Any) -> float:
     """Of ONNX Runtime's record of a histogram: counts, edges, and more."""
     return 0.0 if histogram is None else float(histogram[1][1] - histogram[1][0])
-
-
-class _Reader:
-    """What ONNX Runtime calls a calibration data reader: one batch a call, then None."""
-
-    def __init__(self, batches: Iterator[Arrays]) -> None:
-        self._batches = batches
-
-    def get_next(self) -> Arrays | None:
-        return next(self._batches, None)
 
 
 def _batches(arrays: Arrays, size: int, memory: Memory) -> Iterator[Arrays]:

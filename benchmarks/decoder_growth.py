@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,36 +70,18 @@ def make_source(folder: Path, billions: float) -> None:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained(), **names)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    kv = width // heads * kv_heads
     places: dict[str, str] = {}
-
-    def save_shard(shapes: dict[str, tuple[int, ...]]) -> None:
-        name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
-        shard = {
-            key: torch.ones(shape, dtype=torch.bfloat16) if len(shape) == 1 else _drawn(shape)
-            for key, shape in shapes.items()
-        }
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        places.update(dict.fromkeys(shard, name))
-
-    def _drawn(shape: tuple[int, ...]) -> Any:
-        return (torch.randn(shape) * shape[1] ** -0.5).to(torch.bfloat16)
-
-    save_shard({"model.embed_tokens.weight": (TOKENS, width)})
-    for layer in range(layers):
-        shapes = {
-            "input_layernorm": (width,),
-            "self_attn.q_proj": (width, width),
-            "self_attn.k_proj": (kv, width),
-            "self_attn.v_proj": (kv, width),
-            "self_attn.o_proj": (width, width),
-            "post_attention_layernorm": (width,),
-            "mlp.gate_proj": (inner, width),
-            "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
-        }
-        save_shard({f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()})
-    save_shard({"model.norm.weight": (width,), "lm_head.weight": (TOKENS, width)})
+    with torch.device("meta"):
+        weights = transformers.LlamaForCausalLM(config).state_dict()
+    for part, names in groupby(weights, key=lambda name: ".".join(name.split(".")[:3])):
+        file = f"{part}.safetensors"
+        shard = {}
+        for name in names:
+            shape = weights[name].shape
+            drawn = torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5
+            shard[name] = drawn.to(torch.bfloat16)
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -61,14 +62,8 @@ def _as_onnx(name: str, path: Path, folder: Path) -> Path:
         return path
     import torch
 
-    torch.onnx.export(
-        image.load_model(path),
-        (torch.zeros(2, 3, image.SIZE_PIXELS, image.SIZE_PIXELS),),
-        folder / "image.onnx",
-        input_names=["image"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-    )
+    example = torch.zeros(2, 3, image.SIZE_PIXELS, image.SIZE_PIXELS)
+    onnx.save(text.to_onnx(image.load_model(path), (example,), {"image": {0: "batch"}}), folder / "image.onnx")
     return folder / "image.onnx"
 
 
@@ -106,19 +101,16 @@ class Bench:
 
     def rows(self) -> dict[str, Any]:
         """Return the figures of each form and method."""
-        forms: dict[str, Callable[[Path, str], None]] = {}
-        for bits in (8, 7, 4):
-            forms[f"weights alone, {bits} bits per channel"] = lambda path, method, bits=bits: self._weights(
-                path, method, bits
-            )
-        for bits in (8, 7):
-            forms[f"Q/DQ, {bits} bits per channel"] = lambda path, method, bits=bits: self._pairs(path, method, bits)
+        forms = {f"weights alone, {bits} bits per channel": partial(self._weights, bits=bits) for bits in (8, 7, 4)}
+        forms |= {f"Q/DQ, {bits} bits per channel": partial(self._pairs, bits=bits) for bits in (8, 7)}
         methods = dict.fromkeys(forms, ("rtn", "learned"))
         if not self.every_operator:
-            for symmetric in (True, False):
-                form = f"INT4 in blocks of 32, {'symmetric' if symmetric else 'with zero points'}"
-                forms[form] = lambda path, method, symmetric=symmetric: self._blocks(path, method, symmetric)
-                methods[form] = ("rtn", "gptq", "learned")
+            blocks = {
+                "INT4 in blocks of 32, symmetric": partial(self._blocks, symmetric=True),
+                "INT4 in blocks of 32, with zero points": partial(self._blocks, symmetric=False),
+            }
+            methods |= dict.fromkeys(blocks, ("rtn", "gptq", "learned"))
+            forms |= blocks
         rows = {"float accuracy": self._accuracy(self.float_answers), "gram seconds": round(self.gram_seconds, 1)}
         for form, make in forms.items():
             rows[form] = {}

@@ -28,9 +28,9 @@ def main() -> None:
     from tasks.run.clock import Clock
 
     MOMENTS["command is imported"] = time.monotonic()
-    run._quantize = _then("flow is imported", run._quantize)  # type: ignore[assignment]  # to be timed
+    run._quantize = _noting(run._quantize, end="flow is imported")  # type: ignore[assignment]  # to be timed
     run.on_server = _on_server(run.on_server)  # type: ignore[assignment]  # wrapped, to time it
-    run.write_files = _at("flow has ended", run.write_files)  # type: ignore[attr-defined]  # to be timed
+    run.write_files = _noting(run.write_files, call="flow has ended")  # type: ignore[attr-defined]  # to be timed
     Clock.work = _noted(Clock.work)  # type: ignore[method-assign]  # likewise
     leave = os._exit
     # The command leaves by this call, after all exit handlers.
@@ -39,23 +39,14 @@ def main() -> None:
     quantgate()
 
 
-def _then(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Note the moment when a function returns."""
+def _noting(function: Callable[..., Any], *, call: str = "", end: str = "") -> Callable[..., Any]:
+    """Note the moments when a function is called and when it returns, by their names."""
 
     def timed(*given: Any, **named: Any) -> Any:
+        MOMENTS.update({call: time.monotonic()} if call else {})
         found = function(*given, **named)
-        MOMENTS[name] = time.monotonic()
+        MOMENTS.update({end: time.monotonic()} if end else {})
         return found
-
-    return timed
-
-
-def _at(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Note the moment when a function is called."""
-
-    def timed(*given: Any, **named: Any) -> Any:
-        MOMENTS[name] = time.monotonic()
-        return function(*given, **named)
 
     return timed
 

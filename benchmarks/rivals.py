@@ -14,9 +14,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,43 +148,21 @@ def nncf_default(source: Source, path: Path, **options: Any) -> None:
     openvino.save_model(quantized, path, compress_to_fp16=False)
 
 
-def nncf_slow_bias(source: Source, path: Path) -> None:
-    """The same with `fast_bias_correction=False`."""
-    nncf_default(source, path, fast_bias_correction=False)
-
-
-def inductor_float(source: Source, path: Path) -> None:
-    """`torch.export` and `aoti_compile_and_package` with freezing."""
-    _compiler(source).in_float(path)
-
-
-def torchao_static(source: Source, path: Path) -> None:
-    """The same after torchao's `X86InductorQuantizer` with its default configuration."""
-    _compiler(source).in_int8(path, is_dynamic=False)
-
-
-def torchao_dynamic(source: Source, path: Path) -> None:
-    """The same with `is_dynamic=True`."""
-    _compiler(source).in_int8(path, is_dynamic=True)
-
-
+# Of TorchInductor: `torch.export` and `aoti_compile_and_package` with freezing, in float and after torchao's
+# `X86InductorQuantizer` with its default configuration.
 RECIPES: dict[str, Callable[[Source, Path], None]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        optimized,
-        static_default,
-        static_strong,
-        dynamic,
-        vnni_static,
-        nncf_default,
-        nncf_slow_bias,
-        inductor_float,
-        torchao_static,
-        torchao_dynamic,
-    )
+    "optimized": optimized,
+    "static_default": static_default,
+    "static_strong": static_strong,
+    "dynamic": dynamic,
+    "vnni_static": vnni_static,
+    "nncf_default": nncf_default,
+    "nncf_slow_bias": partial(nncf_default, fast_bias_correction=False),
+    "inductor_float": lambda source, path: _compiler(source).in_float(path),
+    "torchao_static": lambda source, path: _compiler(source).in_int8(path, is_dynamic=False),
+    "torchao_dynamic": lambda source, path: _compiler(source).in_int8(path, is_dynamic=True),
 }
 # OpenVINO's own defaults compute what is not quantized in bfloat16 where the processor has it.
-PLAIN: Mapping[str, str] = {}
 IN_F32 = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
 RIVALS = {
     "ORT fp32, transformer-optimized": Rival("optimized"),
@@ -190,11 +170,11 @@ RIVALS = {
     "ORT static, strong": Rival("static_strong"),
     "ORT dynamic": Rival("dynamic"),
     "optimum VNNI static": Rival("vnni_static"),
-    "OpenVINO, defaults": Rival(None, OPENVINO, PLAIN),
+    "OpenVINO, defaults": Rival(None, OPENVINO),
     "OpenVINO, f32": Rival(None, OPENVINO, IN_F32),
-    "NNCF in OpenVINO, defaults": Rival("nncf_default", OPENVINO, PLAIN),
+    "NNCF in OpenVINO, defaults": Rival("nncf_default", OPENVINO),
     "NNCF in OpenVINO, f32": Rival("nncf_default", OPENVINO, IN_F32),
-    "NNCF, slow bias correction, defaults": Rival("nncf_slow_bias", OPENVINO, PLAIN),
+    "NNCF, slow bias correction, defaults": Rival("nncf_slow_bias", OPENVINO),
     "NNCF, slow bias correction, f32": Rival("nncf_slow_bias", OPENVINO, IN_F32),
     "TorchInductor, f32": Rival("inductor_float", INDUCTOR),
     "torchao static in TorchInductor": Rival("torchao_static", INDUCTOR),
@@ -213,11 +193,11 @@ def make(rival: Rival, source: Source, folder: Path) -> Path | str:
     if not place.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # Whole or absent: an interrupted run goes on where it stopped.
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as partial:
-            reason = _make(rival, source, Path(partial, rival.file_name))
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as unfinished:
+            reason = _make(rival, source, Path(unfinished, rival.file_name))
             if reason:
-                Path(partial, REFUSED).write_text(reason, encoding="utf-8")
-            Path(partial).rename(place)
+                Path(unfinished, REFUSED).write_text(reason, encoding="utf-8")
+            Path(unfinished).rename(place)
     refused = place / REFUSED
     return refused.read_text(encoding="utf-8") if refused.exists() else place / rival.file_name
 
@@ -253,16 +233,7 @@ def _compiler(source: Source) -> Any:
 
 def _reader(source: Source) -> Any:
     """Return the batches as ONNX Runtime's calibrators ask for them."""
-    from onnxruntime.quantization.calibrate import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
-        def __init__(self) -> None:
-            self._batches: Iterator[Arrays] = iter(source.batches())
-
-        def get_next(self) -> Arrays | None:
-            return next(self._batches, None)
-
-    return Reader()
+    return SimpleNamespace(get_next=partial(next, iter(source.batches()), None))
 
 
 def main(recipe: str, order: str, path: str) -> None:

@@ -13,7 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +40,14 @@ MACHINES, ENTRIES, SIZES_MIB = (1, 2, 4), 8, (1, 64)
 @app.command()
 def workers() -> None:
     """Wall time of the same flow runs by 1, 2 and 4 workers."""
-    with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        stack = Stack(Path(folder) / "stack", on_postgres=True)
-        stack.root.mkdir()
+    rows = []
+    with _stack(on_postgres=True) as stack:
         os.environ["PREFECT_API_URL"] = stack.api
-        try:
-            stack.start_prefect()
-            deployment = _deploy(stack)
-            rows = []
-            for kind in ("sleeps", "computes"):
-                for count in WORKERS:
-                    rows.append(_spread(stack, deployment, kind, count))
-                    print(rows[-1], flush=True)
-        finally:
-            stack.close()
+        stack.start_prefect()
+        deployment = _deploy(stack)
+        for kind, count in product(("sleeps", "computes"), WORKERS):
+            rows.append(_spread(stack, deployment, kind, count))
+            print(rows[-1], flush=True)
     save("scaling_workers", {"flow_runs": FLOW_RUNS, "work_seconds": WORK_SECONDS, "rows": rows})
 
 
@@ -59,16 +56,11 @@ def server() -> None:
     """State changes a second that a Prefect server takes, and what a request takes meanwhile."""
     rows = []
     for on_postgres in (False, True):
-        with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-            stack = Stack(Path(folder) / "stack", on_postgres=on_postgres)
-            stack.root.mkdir()
-            try:
-                stack.start_prefect()
-                for clients in CLIENTS:
-                    rows.append({"database": "PostgreSQL" if on_postgres else "SQLite"} | _load(stack, clients))
-                    print(rows[-1], flush=True)
-            finally:
-                stack.close()
+        with _stack(on_postgres=on_postgres) as stack:
+            stack.start_prefect()
+            for clients in CLIENTS:
+                rows.append({"database": "PostgreSQL" if on_postgres else "SQLite"} | _load(stack, clients))
+                print(rows[-1], flush=True)
     save("scaling_server", {"seconds": REQUEST_SECONDS, "rows": rows})
 
 
@@ -76,18 +68,23 @@ def server() -> None:
 def store() -> None:
     """What entries of the store cost on S3, to put and to fetch."""
     rows = []
+    with _stack(on_s3=True) as stack:
+        stack.start_s3()
+        for mib, count in product(SIZES_MIB, MACHINES):
+            rows.append(_move(stack, count, mib))
+            print(rows[-1], flush=True)
+    save("scaling_store", {"entries": ENTRIES, "rows": rows})
+
+
+@contextmanager
+def _stack(**servers: bool) -> Iterator[Stack]:
+    """Yield servers in a folder that goes with them."""
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
-        stack = Stack(Path(folder) / "stack", on_s3=True)
-        stack.root.mkdir()
+        stack = Stack(Path(folder), **servers)
         try:
-            stack.start_s3()
-            for mib in SIZES_MIB:
-                for count in MACHINES:
-                    rows.append(_move(stack, count, mib))
-                    print(rows[-1], flush=True)
+            yield stack
         finally:
             stack.close()
-    save("scaling_store", {"entries": ENTRIES, "rows": rows})
 
 
 def _move(stack: Stack, count: int, mib: int) -> dict[str, Any]:
