@@ -32,11 +32,31 @@ Scores = NDArray[np.float32]
 Tokens = NDArray[Any]
 
 
-class LlamaCppModel:
+class DecoderModel:
+    """What both engines answer with; see `tasks.measure.latency.worker.Model`."""
+
+    most_bound = 64
+
+    def scores(self, tokens: Tokens) -> Scores:
+        """Return the logits of windows `(rows, length)`."""
+        return np.stack([self._row_scores(row) for row in tokens])
+
+    def bound(self, batch: Mapping[str, Tokens]) -> Callable[[], Any]:
+        """Return a request that answers this batch of prompts."""
+        return partial(self.run, batch)
+
+    def run(self, batch: Mapping[str, Tokens]) -> list[Tokens]:
+        """Answer one request."""
+        raise NotImplementedError
+
+    def _row_scores(self, row: Tokens) -> Scores:
+        raise NotImplementedError
+
+
+class LlamaCppModel(DecoderModel):
     """A GGUF file in llama.cpp, through the functions of its C interface; see `tasks.measure.latency.worker.Model`."""
 
     providers = (LLAMA_CPP,)
-    most_bound = 64
 
     def __init__(self, model: Path, threads: int, options: Mapping[str, str]) -> None:
         """Load the file.
@@ -61,19 +81,11 @@ class LlamaCppModel:
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
         self._greedy = llama_cpp.llama_sampler_init_greedy()
 
-    def scores(self, tokens: Tokens) -> Scores:
-        """Return the logits of windows `(rows, length)`, computed part by part through the cache."""
-        return np.stack([self._row_scores(row) for row in tokens])
-
     def run(self, batch: Mapping[str, Tokens]) -> list[Tokens]:
-        """Answer one request."""
         return [np.array([self._generate(row) for row in batch[TOKENS]], np.int32)]
 
-    def bound(self, batch: Mapping[str, Tokens]) -> Callable[[], Any]:
-        """Return a request that answers this batch of prompts."""
-        return partial(self.run, batch)
-
     def _row_scores(self, row: Tokens) -> Scores:
+        """Compute the logits part by part through the cache."""
         self._forget()
         batch = self._lib.llama_batch_init(PART, 0, 1)
         parts = []
@@ -107,14 +119,13 @@ class LlamaCppModel:
             raise RuntimeError(f"llama_decode returns {code}")
 
 
-class OpenVinoGenaiModel:
+class OpenVinoGenaiModel(DecoderModel):
     """An OpenVINO model in the pipeline of OpenVINO GenAI; see `tasks.measure.latency.worker.Model`.
 
     Its cache of prompts is off: a request that repeats would not compute its prompt.
     """
 
     providers = (OPENVINO_GENAI,)
-    most_bound = 64
 
     def __init__(self, model: Path, threads: int, options: Mapping[str, str]) -> None:
         """Load the folder of a model file; options other than `new_tokens` go to OpenVINO.
@@ -137,25 +148,17 @@ class OpenVinoGenaiModel:
         device = {"INFERENCE_NUM_THREADS": threads, **properties}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(model.parent), scheduling, "CPU", device)
 
-    def scores(self, tokens: Tokens) -> Scores:
-        """Return logits that give each token that follows the likelihood that the pipeline gives it.
-
-        The pipeline tells nothing of other tokens: they share the rest evenly. The window goes in at once; its keys and
-        values are read from the cache, in the cache's precision.
-        """
-        return np.stack([self._row_scores(row) for row in tokens])
-
     def run(self, batch: Mapping[str, Tokens]) -> list[Tokens]:
-        """Answer one request."""
         rows = [self._tensor(np.ascontiguousarray(row[None], np.int64)) for row in batch[TOKENS]]
         answers = self._pipeline.generate(rows, [self._config(self._new_tokens)] * len(rows))
         return [np.array([answer.m_generation_ids[0] for answer in answers], np.int32)]
 
-    def bound(self, batch: Mapping[str, Tokens]) -> Callable[[], Any]:
-        """Return a request that answers this batch of prompts."""
-        return partial(self.run, batch)
-
     def _row_scores(self, row: Tokens) -> Scores:
+        """Give each token that follows the likelihood that the pipeline gives it.
+
+        The pipeline tells nothing of other tokens: they share the rest evenly. The window goes in at once; its keys and
+        values are read from the cache, in the cache's precision.
+        """
         config = self._config(1)
         config.echo, config.logprobs = True, 1
         handle = self._pipeline.add_request(0, self._tensor(np.ascontiguousarray(row[None], np.int64)), config)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import earlier, write
+from jobs import QUANTGATE
 
 ROOT = Path(__file__).parents[1]
 LAUNCHER = ROOT / "tests/support/other_processor.py"
@@ -27,17 +28,7 @@ KEPT = ("name", "outcome", "metric_value", "metric_drop", "speedup_p50", "covera
 def measure(kind: str, state: Path) -> dict[str, Any]:
     """Run the demo as a processor of a kind would, and return the figures of its table."""
     told = state / "result.json"
-    command = [
-        sys.executable,
-        str(LAUNCHER),
-        kind,
-        sys.executable,
-        "-m",
-        "flows.cli.app",
-        "demo",
-        "--result",
-        str(told),
-    ]
+    command = [sys.executable, str(LAUNCHER), kind, *QUANTGATE, "demo", "--result", str(told)]
     started = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"QUANTGATE_STATE": str(state / "state")}, check=False)
     result: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -178,17 +179,21 @@ def rows_of(operators: Sequence[str], recipes: Iterable[str], sources: list[Sour
                 yield Row(operator, name, bits, float(f"{error:.2g}"))
 
 
+def of_both_signs(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield a copy of the folder of a source for inputs of one sign, and one for inputs of both."""
+    for signed in (False, True):
+        yield shutil.copytree(folder, folder.with_name(f"signed-{signed}")), signed
+
+
 def onnx_rows(without: tuple[str, ...]) -> Iterator[Row]:
     """Yield the rows of engines that take ONNX files."""
     for operator, make in MODELS.items():
         model = make()
         with tempfile.TemporaryDirectory() as folder:
-            sources = []
-            for signed in (False, True):
-                here = Path(folder) / f"signed-{signed}"
-                here.mkdir()
-                model.save(here / "source.onnx")
-                sources.append(Source(here, dict(model.shapes), signed=signed))
+            here = Path(folder, "source")
+            here.mkdir()
+            model.save(here / "source.onnx")
+            sources = [Source(copy, dict(model.shapes), signed=signed) for copy, signed in of_both_signs(here)]
             recipes = [name for name in model.recipes if not name.endswith(without)]
             yield from rows_of([operator], recipes, sources)
 
@@ -196,34 +201,22 @@ def onnx_rows(without: tuple[str, ...]) -> Iterator[Row]:
 def program_rows() -> Iterator[Row]:
     """Yield the rows of TorchInductor, from one program with an output for each operator."""
     with tempfile.TemporaryDirectory() as folder:
-        sources = []
-        for signed in (False, True):
-            here = Path(folder) / f"signed-{signed}"
-            here.mkdir()
-            weights = {name: signs(*shape, axis=0) for name, shape in PROGRAM_WEIGHTS.items()}
-            np.savez(here / "weights.npz", **weights)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
-            subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", PROGRAM, str(here)], env=confined_environment(here), check=True
-            )
-            convert(Original("program", here / "original.pt2"), here / "source.onnx")
-            name = onnx.load(here / "source.onnx").graph.input[0].name
-            sources.append(Source(here, {name: (512,)}, signed=signed))
+        here = Path(folder, "source")
+        here.mkdir()
+        weights = {name: signs(*shape, axis=0) for name, shape in PROGRAM_WEIGHTS.items()}
+        np.savez(here / "weights.npz", **weights)  # type: ignore[arg-type]  # its stub: keywords for allow_pickle
+        command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(here)]
+        subprocess.run(command, env=confined_environment(here), check=True)
+        convert(Original("program", here / "original.pt2"), here / "source.onnx")
+        name = onnx.load(here / "source.onnx").graph.input[0].name
+        sources = [Source(copy, {name: (512,)}, signed=signed) for copy, signed in of_both_signs(here)]
         yield from rows_of(PROGRAM_OUTPUTS, PROGRAM_RECIPES, sources)
 
 
 def measure(kind: str, without: tuple[str, ...]) -> dict[str, Any]:
     """Run the rows of a kind in a process of that kind."""
-    command = [
-        sys.executable,
-        str(LAUNCHER),
-        kind,
-        sys.executable,
-        "-W",
-        "ignore",
-        __file__,
-        "--here",
-        *(word for engine in without for word in ("--without", engine)),
-    ]
+    command = [sys.executable, str(LAUNCHER), kind, sys.executable, "-W", "ignore", __file__, "--here"]
+    command += [word for engine in without for word in ("--without", engine)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

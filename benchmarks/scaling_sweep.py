@@ -121,13 +121,7 @@ class Fleet:
             name = f"model-{number:03}"
             onnx.save(tiny_model(first, bias, second * np.float32(1 + number / 1000)), folder / f"{name}.onnx")
             write_job(self.stack.root / "jobs" / f"{name}.yaml", _job(name, seed=number))
-        self._python("-c", LOG_MODELS, str(folder))
-
-    def _python(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, *arguments], env=self.stack.settings(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        self.service.run_python("-c", LOG_MODELS, str(folder))
 
     def start_worker(self, number: int) -> None:
         """Start a worker for runs as the docs say, on its machine."""
@@ -259,13 +253,19 @@ def entries(stack: Stack) -> dict[str, str]:
 
 def made(fleet: Fleet, models: int) -> dict[str, Any]:
     """Return how many versions, champions and records there are, and the models that have not exactly one of each."""
-    records = Counter(run["params"]["source"] for run in _records(fleet, "run"))
+    import mlflow
+
+    mlflow.set_tracking_uri(fleet.stack.registry)
+    kinds = {
+        kind: mlflow.search_runs(
+            experiment_names=["quantgate"], filter_string=f"tags.`quantgate.kind` = '{kind}'", output_format="list"
+        )
+        for kind in ("run", "candidate")
+    }
+    records = Counter(run.data.params["source"] for run in kinds["run"])
     versions, champions = Counter[str](), Counter[str]()
     for name in (f"model-{number:03}" for number in range(models)):
-        found = fleet.service.registry(
-            "api/2.0/mlflow/model-versions/search", filter=f"name = '{name}-quantized'", max_results="100"
-        )
-        versions[name] = len(found.get("model_versions", ()))
+        versions[name] = len(mlflow.search_model_versions(filter_string=f"name = '{name}-quantized'"))
         champions[name] = int(fleet.service.champion(name) is not None)
     names = versions.keys()
     each = {name: (versions[name], champions[name], records[f"models:/{name}/1"]) for name in names}
@@ -273,27 +273,10 @@ def made(fleet: Fleet, models: int) -> dict[str, Any]:
         "versions": versions.total(),
         "champions": champions.total(),
         "records": records.total(),
-        "records_of_candidates": len(_records(fleet, "candidate")),
+        "records_of_candidates": len(kinds["candidate"]),
         "missing": sum(not champions[name] for name in names),
         "not_exactly_once": {name: counts for name, counts in each.items() if counts != (1, 1, 1)},
     }
-
-
-def _records(fleet: Fleet, kind: str) -> list[dict[str, Any]]:
-    """Return the runs in MLflow of a kind, with their parameters by name."""
-    known = fleet.service.registry("api/2.0/mlflow/experiments/get-by-name", experiment_name="quantgate")["experiment"]
-    asked = {"experiment_ids": [known["experiment_id"]], "filter": f"tags.`quantgate.kind` = '{kind}'"}
-    found: list[dict[str, Any]] = []
-    token = ""
-    while True:
-        page = fleet.service.registry("api/2.0/mlflow/runs/search", asked | {"max_results": 1000, "page_token": token})
-        found += [
-            {"info": run["info"], "params": {one["key"]: one["value"] for one in run["data"].get("params", ())}}
-            for run in page.get("runs", ())
-        ]
-        token = page.get("next_page_token", "")
-        if not token:
-            return found
 
 
 def _moment(text: str) -> float:

@@ -34,7 +34,7 @@ class Service:
         """The servers, the model in the registry under these names, the deployments, the worker."""
         self.stack.start_mlflow()
         self.stack.start_prefect()
-        self._run("-c", _REGISTER, str(model), *names)
+        self.run_python("-c", _REGISTER, str(model), *names)
         # The deployments are made, whatever else the command may have to complain of.
         self.command("deploy")
         worker = self.stack.start_python("worker", "flows.cli.app", "worker")
@@ -50,7 +50,8 @@ class Service:
         command = [sys.executable, "-m", "flows.cli.app", *arguments]
         return subprocess.run(command, env=self.stack.settings(), capture_output=True, text=True, check=False)
 
-    def _run(self, *arguments: str) -> None:
+    def run_python(self, *arguments: str) -> None:
+        """A program of this interpreter's, to its end."""
         done = subprocess.run(
             [sys.executable, *arguments], env=self.stack.settings(), capture_output=True, text=True, check=False
         )
