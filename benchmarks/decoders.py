@@ -189,15 +189,17 @@ def _job(plan: Plan, prompt: int) -> Job:
 def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:
     """Return a rival's trial up to its loss."""
     from decoder_rivals import RIVALS, made, options_of
-    from variants_compare import accuracy_trial, digest_of, size_of
+    from variants_compare import accuracy_trial
 
     from tasks.measure.inventory import usable_cores
+    from tasks.ptq.graph.edits import model_bytes
+    from validators.digests import digest_model
     from validators.records.run import SessionSettings, Variant
 
     path = made(name, model, folder)
     options = options_of(RIVALS[name], ANSWER)
     session = SessionSettings(RIVALS[name].provider, usable_cores(), provider_options=options)
-    return accuracy_trial(bench, Variant(name, path, digest_of(path), size_of(path), session))
+    return accuracy_trial(bench, Variant(name, path, digest_model(path), model_bytes(path), session))
 
 
 def _rival_row(bench: Bench, leader: Variant, trial: Trial) -> dict[str, Any]:

@@ -25,12 +25,14 @@ from figures import earlier, save
 from models.language import language_pool, open_scorer, window_losses
 
 from tasks.measure.inventory import usable_cores
+from tasks.measure.latency.ratio import ratio_estimate
 from tasks.measure.metrics.perplexity import perplexity
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.tied import TableBits
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.job.candidate_name import WeightMethod
+from validators.records.measurements import Estimate
 
 MODEL, WINDOWS_FILE, CALIBRATION_FILE = "language.onnx", "evaluation.npy", "calibration.npy"
 # Calibration windows, and how many of them run at once: 16,384 rows for each Gram matrix.
@@ -152,12 +154,8 @@ def _save(rows: dict[str, Any], windows: int) -> None:
     float32 = np.array(rows[FLOAT.name]["losses"])
     for row in rows.values():
         loss = np.array(row["losses"])
-        low, high = _interval(loss - float32)
-        row |= {
-            "perplexity": perplexity(loss),
-            "ratio": float(np.exp((loss - float32).mean())),
-            "interval": [low, high],
-        }
+        ratio = _ratio(loss, float32)
+        row |= {"perplexity": perplexity(loss), "ratio": ratio.value, "interval": [ratio.low, ratio.high]}
     sizes = {"windows": windows, "calibration_windows": CALIBRATION_WINDOWS}
     save("int4_language", sizes | {"rows": rows}, quiet=True)
     name, row = list(rows.items())[-1]
@@ -171,9 +169,8 @@ def compare(models: Models, windows: Count = 24) -> None:
     reference = losses[models[0]]
     print(f"{windows} windows of 512 tokens; {'perplexity':>10}  ratio to the first")
     for model, loss in losses.items():
-        low, high = _interval(loss - reference)
-        ratio = float(np.exp((loss - reference).mean()))
-        print(f"{model.name:32} {perplexity(loss):10.2f}  {ratio:.3f} ({low:.3f} to {high:.3f})")
+        ratio = _ratio(loss, reference)
+        print(f"{model.name:32} {perplexity(loss):10.2f}  {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})")
 
 
 @app.command(hidden=True)
@@ -193,15 +190,9 @@ def _losses(model: Path, windows: int) -> Losses:
     return np.array(json.loads(run.stdout.splitlines()[-1]))
 
 
-def _interval(differences: Losses) -> tuple[float, float]:
-    """95 % interval of exp(mean difference), by Student's t over the windows."""
-    from scipy import stats
-
-    if not differences.any():
-        return 1.0, 1.0
-    half = stats.t.ppf(0.975, len(differences) - 1) * stats.sem(differences)
-    mean = differences.mean()
-    return float(np.exp(mean - half)), float(np.exp(mean + half))
+def _ratio(losses: Losses, reference: Losses) -> Estimate:
+    """The ratio of perplexities, with a two-sided 95 % interval by Student's t over the windows."""
+    return ratio_estimate(np.exp(losses - reference)[:, None].tolist(), 0.975)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.graph.edits import initializers, name_nodes, output_channel_axis, weighted_nodes
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
-from tasks.runtimes.ort import open_session
+from tasks.runtimes.ort import open_session, run_batches
 from validators.graph.stored import from_array, to_array
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Samples
@@ -67,18 +67,20 @@ def _as_onnx(name: str, path: Path, folder: Path) -> Path:
     return folder / "image.onnx"
 
 
+def _samples(path: Path, names: list[str]) -> Samples:
+    with np.load(path) as arrays:
+        labels = arrays["label"]
+        return Samples(DataFile(path, "0" * 64, len(labels)), {name: arrays[name] for name in names}, labels)
+
+
 class Bench:
     """One model with its data."""
 
     def __init__(self, graph: Path, calibration: Path, evaluation: Path, *, every_operator: bool) -> None:
         self.graph, self.every_operator = graph, every_operator
-        proto = onnx.load(graph)
-        names = [value.name for value in proto.graph.input]
-        seen, self.samples = dict(np.load(calibration)), dict(np.load(evaluation))
-        inputs = {name: seen[name] for name in names}
-        self.labels = self.samples["label"]
-        self.samples = {name: self.samples[name] for name in names}
-        drawn = Samples(DataFile(calibration, "0" * 64, len(seen["label"])), inputs, seen["label"])
+        names = [value.name for value in onnx.load(graph).graph.input]
+        drawn, self.samples = (_samples(path, names) for path in (calibration, evaluation))
+        self.labels = self.samples.labels
         self.statistics = graph.with_name("statistics.npz")
         calibrate(graph, drawn, self.statistics, threads=usable_cores(), max_memory_mb=3000)
         layers = layers_to_collect(graph)
@@ -93,11 +95,7 @@ class Bench:
     def answers(self, path: Path) -> Array:
         """Return the logits of all evaluation samples."""
         with open_session(path, SessionSettings.reference(usable_cores(), "basic")) as session:
-            batches = [
-                session.run(None, {name: array[start : start + 50] for name, array in self.samples.items()})[0]
-                for start in range(0, len(self.labels), 50)
-            ]
-        return np.concatenate(batches)
+            return run_batches(session, self.samples.batches(50), session.get_outputs()[0].name)
 
     def rows(self) -> dict[str, Any]:
         """Return the figures of each form and method."""

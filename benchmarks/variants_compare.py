@@ -21,7 +21,7 @@ from tasks.trials.measure_accuracy import Reference, measure_accuracy
 from tasks.trials.measure_baseline import baseline_variant, measure_baseline
 from tasks.trials.measure_latency import latency_of
 from tasks.trials.recover import recover_trials
-from validators.digests import digest_file, digest_model, digest_values
+from validators.digests import digest_model
 from validators.errors import CandidateRefused
 from validators.job.job import Job
 from validators.records.latencies import Latency
@@ -116,7 +116,7 @@ def rival_trial(bench: Bench, case: Case, name: str, rival: Rival, folder: Path)
         log.info("%s cannot be made: %s", name, path)
         return Trial(name, outcome="refused", refusal=Refusal("unsupported", path))
     session = SessionSettings(rival.provider, usable_cores(), provider_options=dict(rival.options))
-    return accuracy_trial(bench, Variant(name, path, digest_of(path), size_of(path), session))
+    return accuracy_trial(bench, Variant(name, path, digest_model(path), model_bytes(path), session))
 
 
 def accuracy_trial(bench: Bench, variant: Variant) -> Trial:
@@ -160,20 +160,6 @@ def beside_earlier(bench: Bench, job_before: Job, choice: Variant) -> tuple[str,
     if before is None or before.variant is None:
         return None
     return before.candidate, bench.in_turn(before.variant, choice).speedup
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a model; OpenVINO keeps the weights in a file beside the graph's."""
-    if path.suffix == ".onnx":
-        return model_bytes(path)
-    return sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.exists())
-
-
-def digest_of(path: Path) -> str:
-    """Return the digest of a model with its weights."""
-    if path.suffix == ".onnx":
-        return digest_model(path)
-    return digest_values(*(digest_file(file) for file in (path, path.with_suffix(".bin")) if file.exists()))
 
 
 def row(trial: Trial) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tasks.measure.metrics.classification import ACCURACY
 from tasks.measure.metrics.metric import Metric
 from tasks.measure.metrics.perplexity import PERPLEXITY, score_batches
 from tasks.runtimes.coverage import measure_coverage
+from tasks.runtimes.ort import failures_refused
 from tasks.runtimes.runner import open_runner
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings, Variant
@@ -47,7 +48,7 @@ def inspect(variant: Variant, bundle: Bundle, batch_size: int) -> Inspected:
 def rows_of(model: Path, settings: SessionSettings, bundle: Bundle) -> tuple[NDArray[np.float64], float]:
     """The rows of the bundle's metric, and its value."""
     notes = bundle.notes
-    with open_runner(model, settings) as runner:
+    with open_runner(model, settings) as runner, failures_refused():
         output = next(spec for spec in runner.outputs if spec.name == notes.output)
         batches = bundle.evaluation.batches(notes.evaluation_batch)
         return rows_from((runner.run(batch, [notes.output])[0] for batch in batches), bundle, output)

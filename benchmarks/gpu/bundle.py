@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.storage.files import write_whole
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
@@ -164,9 +165,8 @@ def unpack(path: Path, folder: Path, *, with_onnx: bool = True) -> Bundle:
         place.mkdir(parents=True, exist_ok=True)
         for name in (CALIBRATION, EVALUATION, STATE, WEIGHTS):
             if not (place / name).exists():
-                partial = place / f"{name}.partial"
-                partial.write_bytes(archive.read(name))
-                partial.rename(place / name)
+                with write_whole(place / name) as partial:
+                    partial.write_bytes(archive.read(name))
         if with_onnx and not (place / MODEL).exists():
             _write_model(archive.read(MODEL), _arrays(place / WEIGHTS), notes, place / MODEL)
     state = _arrays(place / STATE) or _arrays(place / WEIGHTS)
@@ -178,9 +178,8 @@ def _write_model(bare: bytes, weights: Mapping[str, NDArray[Any]], notes: Notes,
 
     model = onnx.load_model_from_string(bare)
     put_weights(model, weights, notes.rounded)
-    partial = path.with_name(f"{path.name}.partial")
-    onnx.save_model(model, partial)
-    partial.rename(path)
+    with write_whole(path) as partial:
+        onnx.save_model(model, partial)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tasks.storage.files import write_whole
 from validators.errors import DataError
 
 SCHEMA = 1
@@ -61,9 +62,8 @@ class Results:
 def save(path: Path, figures: dict[str, Any]) -> None:
     """Write a file whole: a process that is killed leaves the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with write_whole(path) as partial:
+        partial.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> dict[str, Any]:
