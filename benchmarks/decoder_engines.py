@@ -209,7 +209,6 @@ class RivalRunner:
         self.bound = model.bound
 
     def run(self, batch: Mapping[str, Tokens], outputs: list[str]) -> list[Scores]:
-        """Return the scores of windows."""
         return [self._model.scores(batch[TOKENS]) for _ in outputs]
 
 
@@ -231,12 +230,10 @@ def find_packages() -> None:
 
 
 def load(model: Path, session: Mapping[str, Any]) -> Any:
-    """Open a rival's file in the measuring process."""
     return ENGINES[session["provider"]](model, session["threads"], session["provider_options"])
 
 
 def main() -> None:
-    """Measure as the worker does."""
     from tasks.measure.latency import worker
 
     find_packages()

@@ -192,7 +192,6 @@ def options_of(rival: DecoderRival, new_tokens: int) -> dict[str, str]:
 
 
 def main(name: str, model: str, path: str) -> None:
-    """Write the file of one rival."""
     find_packages()
     RIVALS[name].make(Path(model), Path(path))
 

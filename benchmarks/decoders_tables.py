@@ -68,7 +68,6 @@ def _ratio(ratio: dict[str, Any] | None) -> str:
 
 
 def main() -> None:
-    """Print all tables."""
     for title, told in earlier("decoders").items():
         if title.startswith("prompt"):
             print(f"{title} tokens:\n", *table(told), "", f"Candidates: {candidates(told)}.", sep="\n", end="\n\n")

@@ -64,7 +64,6 @@ def table(run: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, keep, print."""
     sys.path.insert(0, str(LAUNCHER.parent))
     from other_processor import KINDS, own_kind
 

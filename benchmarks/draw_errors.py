@@ -35,7 +35,6 @@ METRICS = ("accuracy", "f1_macro")
 
 
 def main() -> None:
-    """Write `draw_errors.json`."""
     rows = []
     for metric in METRICS:
         for samples in (500, 2000):

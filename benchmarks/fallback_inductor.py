@@ -95,7 +95,6 @@ class Draft:
 
     @property
     def functions(self) -> Any:
-        """`torch.nn.functional`."""
         return self._torch.nn.functional
 
 
@@ -181,7 +180,6 @@ def _kind(node: Any) -> str:
 
 
 def main(name: str, folder: Path) -> None:
-    """Compile one program."""
     import torch
 
     from tasks.engines.inductor.compile_process import write_package

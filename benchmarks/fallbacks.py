@@ -169,7 +169,6 @@ def count_operators(graph: onnx.GraphProto) -> float:
 
 
 def table(found: list[Row]) -> str:
-    """The rows as Markdown."""
     head = ["file", "label", "agrees with float", "operators counted", "runtime: MACs", "kernels", "verdict"]
     lines = [" | ".join(head), " | ".join("---" for _ in head)]
     for each in found:

@@ -59,7 +59,6 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As the table calls it."""
         layers = f"{self.method}-g{self.block_size}-{'sym' if self.symmetric else 'asym'}" if self.method else "fp32"
         level = f", accuracy_level {self.accuracy_level}" if self.accuracy_level else ""
         return f"{layers}, embedding {self.embedding or 'fp32'}, head {self.head or 'fp32'}{level}"

@@ -73,7 +73,6 @@ class Row(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The cell of the table."""
         if self.error is None:
             return "not made"
         return "exact" if self.error <= LARGEST_ERROR else "saturates"
@@ -103,7 +102,6 @@ class Source:
 
     @cached_property
     def smoothed(self) -> SmoothedGraph:
-        """The graph after SmoothQuant."""
         path = self.folder / "smoothed.onnx"
         smooth(self.prepared, path, read_channels(self.prepared, list(self.samples.batches(ROWS))), symmetric=False)
         return SmoothedGraph(path, 0, 0)
@@ -160,7 +158,6 @@ class Source:
 
 
 def run(model: Path, settings: SessionSettings, batch: Arrays) -> list[NDArray[Any]]:
-    """Return all outputs."""
     with open_runner(model, settings) as runner:
         outputs = runner.run(batch, [spec.name for spec in runner.outputs])
     return [np.asarray(output, np.float64) for output in outputs]
@@ -260,7 +257,6 @@ def table(kinds: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, keep, print."""
     sys.path.insert(0, str(LAUNCHER.parent))
     from other_processor import KINDS, kinds_here
 

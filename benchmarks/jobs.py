@@ -24,7 +24,6 @@ class Ran(NamedTuple):
 
 
 def write_job(folder: Path, fields: dict[str, Any]) -> None:
-    """Write `job.yaml`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(fields, sort_keys=False), encoding="utf-8")
 

@@ -94,7 +94,6 @@ class Large:
         prepare_graph(self.source, self.prepared)
 
     def smooth(self) -> None:
-        """Make the smoothed graph."""
         seen = read_channels(self.prepared, self.samples.batches(8))
         ways = [one.way for one in smooth(self.prepared, self.folder / "smoothed.onnx", seen, symmetric=False).values()]
         (self.folder / "ways.json").write_text(json.dumps(ways))
@@ -114,7 +113,6 @@ class Large:
         return path
 
     def make(self, name: str) -> None:
-        """Make a candidate."""
         materials = Materials(
             prepared=lambda: self.prepared,
             fused=lambda: self.prepared,

@@ -186,7 +186,6 @@ def metrics() -> dict[str, tuple[Metric, Draw]]:
 
 
 def cell(name: str, metric: Metric, draw: Draw, n: int, deciding: int, seed: int) -> dict[str, Any]:
-    """Simulate one cell."""
     rng, part, start = np.random.default_rng(seed), deciding / n, time.perf_counter()
     anew = draw is groups
     population = draw(rng, 2 * n if anew else POPULATION if name in SLOW else LARGE, part)

@@ -42,7 +42,6 @@ def load(model: Path, options: dict[str, str]) -> tuple[float, float, bool]:
 
 
 def main() -> None:
-    """Measure, and write `openvino_load.json`."""
     os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
     prepare_environment(state_folder())
     from flows.cli.demo import prepare_demo

@@ -136,7 +136,6 @@ def _parts(state: Path, job: Path, root: Path) -> dict[str, float]:
 
 
 def _forget(state: Path) -> None:
-    """Away with all that earlier runs made."""
     shutil.rmtree(state / "store", ignore_errors=True)
 
 

@@ -237,7 +237,6 @@ def _reader(source: Source) -> Any:
 
 
 def main(recipe: str, order: str, path: str) -> None:
-    """Write the file of one recipe."""
     told = json.loads(order)
     paths = {key: Path(told[key]) if told[key] else None for key in ("onnx", "calibration", "torch_weights")}
     # The first to go when memory runs out, rather than whoever measures.

@@ -116,7 +116,6 @@ def _move(stack: Stack, count: int, mib: int) -> dict[str, Any]:
 
 
 def _said(machine: subprocess.Popen[str]) -> str:
-    """Its next line."""
     assert machine.stdout is not None
     return machine.stdout.readline().strip()
 

@@ -43,7 +43,6 @@ def _all(store: Store, name: str, content: bytes, count: int) -> float:
 
 
 def main(name: str, count: int, size: int) -> None:
-    """Both parts."""
     state, content = state_folder(), os.urandom(size)
     for part in ("put", "fetched"):
         seconds = _all(open_store(state, store_place()), name, content, count)

@@ -163,7 +163,6 @@ def beside_earlier(bench: Bench, job_before: Job, choice: Variant) -> tuple[str,
 
 
 def row(trial: Trial) -> dict[str, Any]:
-    """One line of the table."""
     if trial.refusal or trial.variant is None or trial.accuracy is None:
         return {"name": trial.candidate, "refused": trial.refusal.reason if trial.refusal else "not made"}
     return {
@@ -203,5 +202,4 @@ def sqnr_db(variant: Accuracy) -> float | None:
 
 
 def interval(estimate: Estimate | None) -> dict[str, float | None] | None:
-    """The JSON of a ratio."""
     return None if estimate is None else {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -63,7 +63,6 @@ def _bounds(ratio: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print all tables."""
     for file in sorted(RESULTS.glob("variants_cpu*.json")):
         figures = earlier(file.stem)
         print(file.name, end="\n\n")

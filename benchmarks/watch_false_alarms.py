@@ -45,7 +45,6 @@ def first_alarms(share: float, watch: Watch, rng: np.random.Generator, watches: 
 
 
 def alarm_rows() -> Iterator[str]:
-    """The first table, row by row."""
     rng = np.random.default_rng(1)
     yield "| looks between false alarms | truth (bound 0.10) | watches with an alarm | by the guarantee at most | median look |"
     yield "|---|---|---|---|---|"
@@ -83,7 +82,6 @@ def drift_signs(looks: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Print both."""
     for row in alarm_rows():
         print(row)
     signs, total = drift_signs(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

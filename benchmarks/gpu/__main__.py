@@ -90,7 +90,7 @@ def _torch(options: argparse.Namespace) -> int:
     from gpu.inventory import describe_by_torch
     from gpu.torch_cuda import run_torch
 
-    return _measure(options, describe_by_torch, run_torch)
+    return _measured(options, _results(options, describe_by_torch, "gpu"), run_torch)
 
 
 def _first(options: argparse.Namespace) -> int:
@@ -100,31 +100,30 @@ def _first(options: argparse.Namespace) -> int:
     from gpu.record import read
 
     results = _results(options, describe_by_torch, "gpu-first")
-    left = run_first(_wanted(options), results, lambda line: print(line, flush=True))
+    code = _measured(options, results, run_first)
     told = render_first(read(results.path))
     results.path.with_suffix(".md").write_text(f"{told}\n", encoding="utf-8")
-    print(f"\n{told}\n")
-    return _ended(results, left)
+    print(f"\n{told}")
+    return code
 
 
 def _run(options: argparse.Namespace) -> int:
     from gpu.inventory import describe_machine
     from gpu.run import run_check
 
-    return _measure(options, describe_machine, run_check)
+    return _measured(options, _results(options, describe_machine, "gpu"), run_check)
 
 
-def _measure(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], run: Callable[..., int]) -> int:
-    results = _results(options, describe, "gpu")
-    return _ended(results, run(_wanted(options), results, lambda line: print(line, flush=True)))
-
-
-def _wanted(options: argparse.Namespace) -> Any:
+def _measured(options: argparse.Namespace, results: Any, run: Callable[..., int]) -> int:
+    """Run what was asked for, and return the exit code."""
     from gpu.session import Options
 
     given = vars(options)
     known = {field.name: given[field.name] for field in fields(Options) if field.name in given}
-    return Options(**known, rehearsal=options.provider == "cpu")
+    wanted = Options(**known, rehearsal=options.provider == "cpu")
+    left = run(wanted, results, lambda line: print(line, flush=True))
+    print(f"{results.path}: {f'{left} figures left, run the same again' if left else 'complete'}")
+    return 3 if left else 0
 
 
 def _results(options: argparse.Namespace, describe: Callable[..., dict[str, Any]], check: str) -> Any:
@@ -139,11 +138,6 @@ def _results(options: argparse.Namespace, describe: Callable[..., dict[str, Any]
         path, known = (results_path(at, inventory, rehearsal=rehearsal, check=check) for at in (path, RESULTS))
     earlier = known if known and known.exists() else None
     return Results(path, inventory, rehearsal=rehearsal, check=check, earlier=earlier)
-
-
-def _ended(results: Any, left: int) -> int:
-    print(f"{results.path}: {f'{left} figures left, run the same again' if left else 'complete'}")
-    return 3 if left else 0
 
 
 def _merge(options: argparse.Namespace) -> int:

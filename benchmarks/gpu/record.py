@@ -55,7 +55,6 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        """Write the file."""
         save(self.path, self.figures)
 
 

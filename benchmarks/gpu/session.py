@@ -64,7 +64,6 @@ class Check:
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget."""
         return self.options.seconds - (time.monotonic() - self.started)
 
     def figure(self, section: str, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -189,7 +188,6 @@ def described_coverage(coverage: Coverage) -> dict[str, Any]:
 
 
 def interval(estimate: Estimate) -> dict[str, float | None]:
-    """As the JSON has it."""
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 

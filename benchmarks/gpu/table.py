@@ -44,7 +44,6 @@ def refuse_rehearsal(figures: dict[str, Any], *, allowed: bool) -> None:
 
 
 def render(figures: dict[str, Any]) -> str:
-    """The Markdown of a file of results."""
     parts = [machine(figures), ceilings(figures)]
     for model in dict.fromkeys([*figures["models"], *(key.split("/")[1] for key in figures["cells"])]):
         about = figures["models"].get(model, {})
@@ -185,5 +184,4 @@ def number(value: float | None) -> str:
 
 
 def line(cells: Iterable[str]) -> str:
-    """A row of a table."""
     return f"| {' | '.join(cells)} |"
