@@ -27,20 +27,16 @@ from flows.cli.console import command, documents_only, fail, say
 from validators.errors import EXIT_BAD_INPUT, JobError
 from validators.records.answer import CommandAnswer
 
-# Shorter than typer's own texts, so that the list of commands fits on a screen.
-_SHORT = {
-    "install_completion": "Install completion for this shell.",
-}
-
 
 class Commands(TyperGroup):
     """Command group that reports wrong usage in the same format as every other error."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options of `quantgate` itself, with shorter help texts."""
+        """Return the options of `quantgate` itself, with a shorter help text."""
         params: Any = super().get_params(ctx)
         for param in params:
-            param.help = _SHORT.get(param.name, param.help)
+            # Shorter than typer's own text, so that the list of commands fits on a screen.
+            param.help = "Install completion for this shell." if param.name == "install_completion" else param.help
             # `--install-completion` is enough for a user, and the list of commands fits on a screen.
             param.hidden = param.name == "show_completion"
         return params

@@ -198,16 +198,6 @@ def bind(session: ort.InferenceSession, batch: Arrays, device: Device) -> ort.IO
     return binding
 
 
-def run_all(runner: Runner, batches: Iterable[Arrays], output: str) -> NDArray[Any]:
-    """Return one output for all batches, concatenated along axis 0.
-
-    Raises:
-        CandidateRefused: `invalid`: the runtime fails while it runs, or batches give outputs of different shapes.
-    """
-    with failures_refused():
-        return np.concatenate([runner.run(batch, [output])[0] for batch in batches])
-
-
 @contextmanager
 def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     """Open the model under these settings and release it at the end of the block; for TensorRT, `model` is the engine.

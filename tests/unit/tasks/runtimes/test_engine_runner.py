@@ -15,7 +15,7 @@ from fake_cuda import Error
 from fake_trt_runtime import RUN_MS
 
 from tasks.engines.tensorrt.runner import inspect_engine, open_model, request_ms
-from tasks.runtimes.runner import Runner, run_all
+from tasks.runtimes.runner import Runner
 from validators.errors import CandidateRefused
 from validators.records.libraries import Library
 from validators.records.run import SessionSettings
@@ -48,7 +48,8 @@ def test_an_engine_is_a_runner(fakes: Fakes, plan: Path) -> None:
         )
         batches = [mixed_batch(3, 1), mixed_batch(8, 2)]
         expected = np.concatenate([MIXED.compute(batch)["twice"] for batch in batches])
-        np.testing.assert_array_equal(run_all(runner, batches, "twice"), expected)
+        found = np.concatenate([runner.run(batch, ["twice"])[0] for batch in batches])
+        np.testing.assert_array_equal(found, expected)
         runner.bound(batches[0])()
         assert fakes.cuda.calls.count("cudaGraphLaunch") == 1
     assert fakes.cuda.held() == 0
