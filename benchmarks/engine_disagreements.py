@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
+from fallback_plants import Draft
 from figures import save
-from models.graphs import model_of
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -61,23 +61,17 @@ def quantized_model(
     """Return the model with its pair of operators and product, in INT8."""
     rng = np.random.default_rng(1)
     scale = np.float32(np.abs(weight).max() / 127)
-    constants = {
+    constants: dict[str, Array] = {
         "g": gains,
         "b": rng.normal(size=WIDE).astype(np.float32),
         "w0": (rng.normal(size=(WIDE, WIDE)) / 8).astype(np.float32),
-        "step": np.float32(4 * np.abs(gains).max() / 127),
-        "zero": np.int8(0),
         "w": np.rint(weight / scale).astype(np.int8),
-        "w_step": scale,
+        "w_step": np.asarray(scale),
     }
-    nodes = [
-        *nodes,
-        node("QuantizeLinear", ["h", "step", "zero"], ["hq"]),
-        node("DequantizeLinear", ["hq", "step", "zero"], ["hd"]),
-        node("DequantizeLinear", ["w", "w_step", "zero"], ["wd"]),
-        node("MatMul", ["hd", "wd"], ["y"]),
-    ]
-    return model_of(nodes, {"x": ["batch", *shape]}, {"y": ["batch", *shape]}, constants)
+    draft = Draft(True, list(nodes), constants)
+    hidden = draft.pair("h", "int8", largest=4 * np.abs(gains).max())
+    draft.node("MatMul", [hidden, draft.node("DequantizeLinear", ["w", "w_step"], "wd")], "y")
+    return draft.model("y", *shape)
 
 
 def apart(path: Path, x: Array) -> float:

@@ -20,19 +20,14 @@ RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "resu
 PARTS = ("numpy", "scipy", "scikit-learn", "great-expectations", "onnx")
 
 
-def interval(hits: int, n: int) -> list[float]:
-    """The 95 % interval of a share by C. J. Clopper and E. S. Pearson, Biometrika 26 (1934): never too narrow.
+def share(hits: int, n: int) -> dict[str, Any]:
+    """A share with its count and 95 % interval by C. J. Clopper and E. S. Pearson, Biometrika 26 (1934): never too narrow.
 
-    >>> [round(end, 3) for end in interval(0, 200)]
+    >>> [round(end, 3) for end in share(0, 200)["interval"]]
     [0.0, 0.018]
     """
     found = stats.binomtest(hits, n).proportion_ci(0.95, method="exact")
-    return [float(found.low), float(found.high)]
-
-
-def share(hits: int, n: int) -> dict[str, Any]:
-    """A share with its count and interval."""
-    return {"count": hits, "share": hits / n, "interval": interval(hits, n)}
+    return {"count": hits, "share": hits / n, "interval": [float(found.low), float(found.high)]}
 
 
 def earlier(name: str) -> dict[str, Any]:

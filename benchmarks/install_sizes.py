@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,10 @@ from typing import Any
 from figures import save
 
 ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 # `cpu` or `gpu` is the runtime of every installation; the others come beside `cpu`. `tensorrt` is left out: its libraries come
-# from the vendor's own index.
-BESIDE_CPU = (
-    "openvino",
-    "inductor",
-    "genai",
-    "demo",
-    "bleu",
-    "sklearn",
-    "keras",
-    "transformers",
-    "server",
-    "tensorrt-aot",
-)
+# from the vendor's own index; and so is what is for tests alone.
+BESIDE_CPU = [extra for extra in EXTRAS if extra not in ("cpu", "gpu", "tensorrt", "receivers", "dev")]
 SETS = ("cpu", "gpu", *(f"cpu,{extra}" for extra in BESIDE_CPU), "cpu,openvino,demo")
 LARGEST = 6
 

@@ -25,28 +25,15 @@ Times = NDArray[np.float64]
 Slow = Callable[[np.random.Generator, int], NDArray[np.bool_]]
 
 
-def none(_: np.random.Generator, count: int) -> NDArray[np.bool_]:
-    return np.zeros(count, bool)
-
-
-def scattered(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
-    return rng.random(count) < SLOW_SHARE
-
-
-def by_launch(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
-    """2 % to 4 % of a launch."""
-    return rng.random(count) < rng.uniform(0.02, 0.04)
-
-
 def in_bursts(rng: np.random.Generator, count: int) -> NDArray[np.bool_]:
     starts = rng.random(-(-count // BURST)) < SLOW_SHARE
     return np.repeat(starts, BURST)[:count]
 
 
 KINDS: dict[str, Slow] = {
-    "none": none,
-    "3 % of all": scattered,
-    "2 % to 4 %, by launch": by_launch,
+    "none": lambda _, count: np.zeros(count, bool),
+    "3 % of all": lambda rng, count: rng.random(count) < SLOW_SHARE,
+    "2 % to 4 %, by launch": lambda rng, count: rng.random(count) < rng.uniform(0.02, 0.04),
     "3 %, in bursts of ten": in_bursts,
 }
 

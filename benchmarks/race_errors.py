@@ -158,22 +158,15 @@ def drop_cell(order: str, drop: float, draws: int, seed: int) -> dict[str, Any]:
     return {
         "order": order,
         "drop": drop,
-        "passes": share(sum(one.passes for one in found), draws),
-        "passes_with_looks": share(sum(one.passes and one.seen == SAMPLES for one in found), draws),
-        "stopped": share(sum(one.seen < SAMPLES for one in found), draws),
-        "evaluated_share": float(np.mean([one.seen for one in found]) / SAMPLES),
+        "passes": share(sum(passes for passes, _ in found), draws),
+        "passes_with_looks": share(sum(passes and seen == SAMPLES for passes, seen in found), draws),
+        "stopped": share(sum(seen < SAMPLES for _, seen in found), draws),
+        "evaluated_share": float(np.mean([seen for _, seen in found]) / SAMPLES),
     }
 
 
-@dataclass(frozen=True)
-class Looks:
-    """One evaluation: whether the drop gate passes on all samples, and how many were seen until it ended."""
-
-    passes: bool
-    seen: int
-
-
-def _look(order: str, drop: float, rng: np.random.Generator) -> Looks:
+def _look(order: str, drop: float, rng: np.random.Generator) -> tuple[bool, int]:
+    """Return whether the drop gate passes on all samples, and how many were seen until the evaluation ended."""
     before = (rng.random(SAMPLES) < RIGHT).astype(float)
     # A quarter of the file, such as one class, may have all of the drop.
     places = np.arange(SAMPLES) < SAMPLES / 4 if order == "one class" else np.full(SAMPLES, True)
@@ -195,8 +188,8 @@ def _look(order: str, drop: float, rng: np.random.Generator) -> Looks:
             seen += len(batch)
             watch.look(after[batch, None])
     except CandidateRefused:
-        return Looks(passes, seen)
-    return Looks(passes, SAMPLES)
+        return passes, seen
+    return passes, SAMPLES
 
 
 def main(

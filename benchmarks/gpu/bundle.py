@@ -168,8 +168,8 @@ def unpack(path: Path, folder: Path, *, with_onnx: bool = True) -> Bundle:
                 with write_whole(place / name) as partial:
                     partial.write_bytes(archive.read(name))
         if with_onnx and not (place / MODEL).exists():
-            _write_model(archive.read(MODEL), _arrays(place / WEIGHTS), notes, place / MODEL)
-    state = _arrays(place / STATE) or _arrays(place / WEIGHTS)
+            _write_model(archive.read(MODEL), arrays_of(place / WEIGHTS), notes, place / MODEL)
+    state = arrays_of(place / STATE) or arrays_of(place / WEIGHTS)
     return Bundle(notes, place / MODEL, _samples(place / CALIBRATION), _samples(place / EVALUATION), state)
 
 
@@ -182,13 +182,14 @@ def _write_model(bare: bytes, weights: Mapping[str, NDArray[Any]], notes: Notes,
         onnx.save_model(model, partial)
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def arrays_of(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an `.npz` file."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def _samples(path: Path) -> Samples:
-    arrays = _arrays(path)
+    arrays = arrays_of(path)
     labels = arrays.pop(LABEL, None)
     rows = len(next(iter(arrays.values())))
     return Samples(DataFile(path, digest_file(path), rows), arrays, labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from gpu.answers import rows_of
-from gpu.bundle import Bundle, Notes, narrow, pack, unpack
+from gpu.bundle import Bundle, Notes, arrays_of, narrow, pack, unpack
 from tasks.measure.inventory import usable_cores
 from validators.records.run import SessionSettings
 from validators.target_facts import CPU_PROVIDER
@@ -51,7 +50,7 @@ def _text(state: Path, _: Path) -> Packed:
 
     demo = build(state)
     notes = Notes("text", "accuracy", "logits", (1, 8, 32), 32, module={"kind": "bert", "shape": {}, "classes": 2})
-    return notes, onnx.load(demo.model_path), _load(demo.calibration_path), _load(demo.evaluation_path), {}
+    return notes, onnx.load(demo.model_path), arrays_of(demo.calibration_path), arrays_of(demo.evaluation_path), {}
 
 
 def _image(state: Path, _: Path) -> Packed:
@@ -62,7 +61,7 @@ def _image(state: Path, _: Path) -> Packed:
 
     demo = build(state)
     module = load_model(demo.model_path)
-    calibration, evaluation = _load(demo.calibration_path), _load(demo.evaluation_path)
+    calibration, evaluation = arrays_of(demo.calibration_path), arrays_of(demo.evaluation_path)
     model = to_onnx(module, (torch.from_numpy(evaluation["image"][:2]),), {"image": {0: "batch"}})
     notes = Notes("image", "accuracy", "logits", (1, 8, 32), 32, module={"kind": "efficientnet", "classes": CLASSES})
     # Batch norms are folded into the convolutions of the program, so that it lacks the module's own weights.
@@ -89,11 +88,6 @@ def _language(state: Path, scratch: Path) -> Packed:
     )
     calibration = {"input_ids": pool.calibration[:CALIBRATION_WINDOWS]}
     return notes, onnx.load(pool.model), calibration, {"input_ids": pool.evaluation[:WINDOWS]}, {}
-
-
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(path.read_bytes())) as archive:
-        return {name: archive[name] for name in archive.files}
 
 
 def _half(array: NDArray[Any]) -> NDArray[Any]:

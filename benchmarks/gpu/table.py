@@ -100,7 +100,7 @@ def _about(about: dict[str, Any]) -> str:
 def _row(figures: dict[str, Any], key: str, cell: dict[str, Any]) -> list[str]:
     target, model, _, label = key.split("/")
     artifact = figures["artifacts"].get(f"{target}/{model}/{label}", {})
-    coverage = artifact.get("coverage")
+    coverage, size = artifact.get("coverage"), artifact.get("engine_bytes") or artifact.get("size_bytes")
     end_to_end = cell.get("end_to_end")
     return [
         target,
@@ -111,7 +111,7 @@ def _row(figures: dict[str, Any], key: str, cell: dict[str, Any]) -> list[str]:
         f"{artifact['value']:.4f}" if "value" in artifact else "not told",
         bounds(artifact["drop"], "+.4f") if "drop" in artifact else "not told",
         f"{coverage['low']:.0%}" if coverage else "not told",
-        _megabytes(artifact.get("engine_bytes") or artifact.get("size_bytes")),
+        number(size and size / 1e6),
         number(cell.get("peak_gpu_memory_mb") or cell.get("allocated_gpu_memory_mb")),
         number(cell.get("energy_mj")),
         _share(cell["tflop_per_s"], figures["ceilings"].get(CEILING_OF[label.split("-")[0]])),
@@ -144,11 +144,8 @@ def bounds(estimate: dict[str, float | None], form: str) -> str:
 def _share(value: float, ceiling: dict[str, Any] | None) -> str:
     if ceiling is None or REFUSED in ceiling:
         return f"{number(value)} (no ceiling)"
-    return f"{number(value)} ({value / _rate(ceiling):.1%})"
-
-
-def _rate(ceiling: dict[str, Any]) -> float:
-    return float(ceiling.get("gb_per_s") or ceiling["tflop_per_s"])
+    rate = float(ceiling.get("gb_per_s") or ceiling["tflop_per_s"])
+    return f"{number(value)} ({value / rate:.1%})"
 
 
 def refusals(figures: dict[str, Any]) -> str:
@@ -166,10 +163,6 @@ def refusals(figures: dict[str, Any]) -> str:
 
 def _batch(key: str) -> int:
     return int(key.split("/")[2].removeprefix("b"))
-
-
-def _megabytes(size: int | None) -> str:
-    return number(None if size is None else size / 1e6)
 
 
 def number(value: float | None) -> str:
