@@ -35,6 +35,7 @@ from validators.gates.coverage import judge_coverage
 from validators.graph.source_graph import QUANTIZED_OPERATORS
 from validators.job.candidate_name import decode
 from validators.job.job_gates import Gates
+from validators.plain_text import markdown_table
 from validators.records.measurements import Coverage
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -169,19 +170,15 @@ def count_operators(graph: onnx.GraphProto) -> float:
 
 
 def table(found: list[Row]) -> str:
-    head = ["file", "label", "agrees with float", "operators counted", "runtime: MACs", "kernels", "verdict"]
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    head = ("file", "label", "agrees with float", "operators counted", "runtime: MACs", "kernels", "verdict")
+    rows = []
     for each in found:
-        agrees = (
-            ""
-            if each["agreement"] is None
-            else f"{each['agreement']:.0%}" + (f", {each['sqnr_db']:.0f} dB" if each["sqnr_db"] else "")
-        )
-        kernels = ", ".join(each["kernels"])
-        told = [each["file"], f"`{each['label']}`", agrees, f"{each['operators_counted']:.0%}"]
+        noise = f", {each['sqnr_db']:.0f} dB" if each["sqnr_db"] else ""
+        agrees = "" if each["agreement"] is None else f"{each['agreement']:.0%}{noise}"
         measured = "" if each["coverage_macs"] is None else f"{each['coverage_macs']:.0%}"
-        lines.append(" | ".join([*told, measured, kernels, each["verdict"]]))
-    return "\n".join(f"| {line} |" for line in lines)
+        told = (each["file"], f"`{each['label']}`", agrees, f"{each['operators_counted']:.0%}", measured)
+        rows.append((*told, ", ".join(each["kernels"]), each["verdict"]))
+    return markdown_table(head, rows)
 
 
 def main(engines: Sequence[str]) -> None:

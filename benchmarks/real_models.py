@@ -19,6 +19,8 @@ from figures import earlier, save
 from jobs import QUANTGATE, candidates_of, run_job
 from models.real import MODELS, Change, RealModel
 
+from validators.plain_text import markdown_table
+
 MOST_CHANGES = 2
 PROBED = re.compile(r"([0-9.]+)x in a ")
 
@@ -118,20 +120,15 @@ def _speed(candidate: dict[str, Any]) -> float:
 
 def table(found: dict[str, Any]) -> str:
     """Return the figures as a Markdown table."""
-    rows = ["| model | kind | minutes | memory | verdict | speedup | changed lines |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for name, one in found.items():
-        speedup = (
-            f"{one['speedup']:.2f}x"
-            if one.get("speedup")
-            else f"at best {one['fastest']:.2f}x"
-            if one.get("fastest")
-            else ""
-        )
+        fastest = f"at best {one['fastest']:.2f}x" if one.get("fastest") else ""
+        speedup = f"{one['speedup']:.2f}x" if one.get("speedup") else fastest
         changes = "<br>".join(f"`{line}`" for line in one["changed"]) or "none"
         verdict = f"`{one['chosen']}`" if one.get("chosen") else one["outcome"]
         memory = f"{one['memory_mb']:,} MB" if one.get("memory_mb") else ""
-        rows.append(f"| {name} | {one['kind']} | {one['minutes']} | {memory} | {verdict} | {speedup} | {changes} |")
-    return "\n".join(rows)
+        rows.append((name, one["kind"], str(one["minutes"]), memory, verdict, speedup, changes))
+    return markdown_table(("model", "kind", "minutes", "memory", "verdict", "speedup", "changed lines"), rows)
 
 
 if __name__ == "__main__":

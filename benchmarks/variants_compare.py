@@ -58,22 +58,12 @@ class Bench:
         return latency
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One model at one shape: the choice, how many times as fast it is as each finalist, and the table.
-
-    `before` is what a run for ONNX Runtime alone chooses, with the choice beside it, where that was asked for.
-    """
-
-    choice: Trial | None
-    against: dict[str, Estimate]
-    rows: list[dict[str, Any]]
-    before: tuple[str, Estimate] | None = None
-
-
 @flow(name="variants on a CPU")
-def compare(case: Case, folder: Path) -> Shape:
-    """Candidates and rivals of one model at one shape."""
+def compare(case: Case, folder: Path) -> dict[str, Any]:
+    """Return the figures of candidates and rivals of one model at one shape.
+
+    `against` has how many times as fast the choice is as each finalist; the result is the rival that it leads by least.
+    """
     bench = open_bench(case.job)
     choice, rows = choose(bench)
     made = tuple(rival_trial(bench, case, name, one, folder) for name, one in RIVALS.items())
@@ -86,7 +76,15 @@ def compare(case: Case, folder: Path) -> Shape:
             assert one.variant
             against[one.candidate] = bench.in_turn(one.variant, choice.variant).speedup
         before = beside_earlier(bench, case.job_before, choice.variant) if case.job_before else None
-    return Shape(choice, against, [*map(row, rivals), *rows], before)
+    best = min(against, key=lambda name: against[name].value, default=None)
+    return {
+        "choice": choice.candidate if choice else None,
+        "best_rival": best,
+        "against_best_rival": interval(against[best]) if best else None,
+        "against": {name: interval(ratio) for name, ratio in against.items()},
+        "choice_before": before and {"choice": before[0], "ratio": interval(before[1])},
+        "rows": [*map(row, rivals), *rows],
+    }
 
 
 def open_bench(job: Job) -> Bench:
@@ -177,19 +175,6 @@ def row(trial: Trial) -> dict[str, Any]:
         "disturbance": trial.latency.disturbance if trial.latency else None,
         "outcome": trial.outcome,
         "failed": [verdict.gate for verdict in trial.verdicts if verdict.outcome != "pass"],
-    }
-
-
-def describe(shape: Shape) -> dict[str, Any]:
-    """The figures of one model at one shape. The result is the ratio to the rival that the choice leads by least."""
-    best = min(shape.against, key=lambda name: shape.against[name].value, default=None)
-    return {
-        "choice": shape.choice.candidate if shape.choice else None,
-        "best_rival": best,
-        "against_best_rival": interval(shape.against[best]) if best else None,
-        "against": {name: interval(ratio) for name, ratio in shape.against.items()},
-        "choice_before": shape.before and {"choice": shape.before[0], "ratio": interval(shape.before[1])},
-        "rows": shape.rows,
     }
 
 

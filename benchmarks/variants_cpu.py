@@ -51,7 +51,7 @@ def main(
     if again:
         shutil.rmtree(state / "store" / "latency", ignore_errors=True)
     # Prefect and MLflow read the environment when they are imported.
-    from variants_compare import compare, describe
+    from variants_compare import compare
     from variants_models import MODELS, cut, rough
 
     file = "variants_cpu_avx2" if own_kind() == "avx2" else "variants_cpu"
@@ -59,8 +59,8 @@ def main(
     for name in names:
         for case in MODELS[name](state):
             measured = rough(case) if busy else case
-            shape = compare(cut(measured) if few else measured, state / ("rivals-few" if few else "rivals") / name)
-            figures.setdefault(name, {})[case.label] = describe(shape)
+            found = compare(cut(measured) if few else measured, state / ("rivals-few" if few else "rivals") / name)
+            figures.setdefault(name, {})[case.label] = found
             save(file, figures | {"geometric_mean": geometric_mean(figures)})
 
 

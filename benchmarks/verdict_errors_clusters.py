@@ -75,19 +75,17 @@ def cell_of(row: dict[str, Any]) -> Cell:
 def judge_clustered(cell: Cell, seed: int, experiments: int) -> dict[str, Any]:
     """Return the shares that pass at the tolerance and without a drop, with the clusters named and ignored."""
     kind, n, size, like, sizes = cell
-    rng = np.random.default_rng(seed)
-    counts = {"named": 0, "ignored": 0, "no interval": 0, "power": 0, "power ignored": 0}
-    easy = experiments // 4
-    for _ in range(experiments):
-        rows, clusters = _draw(rng, kind, n, size, FOLLOW.get(like, 0.0), sizes == "differ", TOLERANCE)
-        named, ignored = _outcome(rows, clusters), _outcome(rows, None)
-        counts["named"] += named == "pass"
-        counts["ignored"] += ignored == "pass"
-        counts["no interval"] += named == "no interval"
-    for _ in range(easy):
-        rows, clusters = _draw(rng, kind, n, size, FOLLOW.get(like, 0.0), sizes == "differ", 0.0)
-        counts["power"] += _outcome(rows, clusters) == "pass"
-        counts["power ignored"] += _outcome(rows, None) == "pass"
+    rng, easy = np.random.default_rng(seed), experiments // 4
+
+    def outcomes(drop: float, count: int) -> tuple[list[str], list[str]]:
+        named, ignored = [], []
+        for _ in range(count):
+            rows, clusters = _draw(rng, kind, n, size, FOLLOW.get(like, 0.0), sizes == "differ", drop)
+            named.append(_outcome(rows, clusters))
+            ignored.append(_outcome(rows, None))
+        return named, ignored
+
+    (lost, lost_ignored), (kept, kept_ignored) = outcomes(TOLERANCE, experiments), outcomes(0.0, easy)
     return {
         "kind": kind,
         "n": n,
@@ -95,11 +93,11 @@ def judge_clustered(cell: Cell, seed: int, experiments: int) -> dict[str, Any]:
         "clusters": n // size,
         "correlated": like,
         "sizes": sizes,
-        "pass_at_tolerance": share(counts["named"], experiments),
-        "pass_at_tolerance_clusters_ignored": share(counts["ignored"], experiments),
-        "no_interval": share(counts["no interval"], experiments),
-        "pass_without_drop": share(counts["power"], easy),
-        "pass_without_drop_clusters_ignored": share(counts["power ignored"], easy),
+        "pass_at_tolerance": share(lost.count("pass"), experiments),
+        "pass_at_tolerance_clusters_ignored": share(lost_ignored.count("pass"), experiments),
+        "no_interval": share(lost.count("no interval"), experiments),
+        "pass_without_drop": share(kept.count("pass"), easy),
+        "pass_without_drop_clusters_ignored": share(kept_ignored.count("pass"), easy),
     }
 
 

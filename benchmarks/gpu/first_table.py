@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpu.record import REFUSED
-from gpu.table import bounds, ceilings, line, machine, number, refusals
+from gpu.table import bounds, ceilings, machine, number, refusals
+from validators.plain_text import markdown_table
 
 # For comparison: what others publish of the same precisions.
 ANCHORS = (
@@ -61,8 +62,7 @@ def render_first(figures: dict[str, Any]) -> str:
     for model, about in figures["models"].items():
         rows = [_row(figures, key, cell) for key, cell in figures["cells"].items() if key.split("/")[1] == model]
         rows.sort(key=lambda row: int(row[0]))
-        table = [line(HEAD), line(["---"] * len(HEAD)), *map(line, rows)]
-        parts += [f"### {model}: {about['about']}", "\n".join(table)]
+        parts += [f"### {model}: {about['about']}", markdown_table(HEAD, rows)]
     anchors = [f"- {what}: {value}{f' ({where})' if where else ''}; {source}" for what, where, value, source in ANCHORS]
     return "\n\n".join([*parts, refusals(figures), "\n".join(["Published elsewhere:", "", *anchors])])
 

