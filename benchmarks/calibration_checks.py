@@ -9,9 +9,7 @@ On the demos' real data; each writes what it measured into `benchmarks/results`.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ import typer
 from calibration_draws import CALIBRATION, DRIFTS, Drift, Judge, open_judge, short_texts
 from figures import RESULTS, save, share
 from models.pools import image_pool, text_pool
+from processes import answer_of
 
 from validators.records.run import CalibrationVerdict
 
@@ -131,9 +130,7 @@ def _measure(what: str, model: Path, pool: Path) -> dict[str, Any]:
     """One measurement in a process of its own: sessions that share a process disturb each other."""
     load = os.getloadavg()[0]
     command = [sys.executable, str(Path(__file__).with_name("calibration_cost.py")), what, str(model), str(pool)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer | {"load_average": round(load, 1)}
+    return dict(answer_of(command)) | {"load_average": round(load, 1)}
 
 
 def _detect(judge: Judge, drift: Drift, strength: float, draws: int) -> dict[str, Any]:

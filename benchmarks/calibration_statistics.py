@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from processes import status_mb
+from processes import answer_of, status_mb
 
 Arrays = dict[str, NDArray[Any]]
 Ranges = dict[str, tuple[float, float, float]]
@@ -60,7 +59,7 @@ def run(
             for count in samples:
                 for what in ("quantgate", *ORT_METHODS):
                     if what in ("quantgate", "minmax") or count <= most_kept:
-                        taken = _measured(what, Path(folder), count)
+                        taken = answer_of([sys.executable, __file__, "measure", what, folder, str(count)])
                         found.setdefault(f"{what} {count}", []).append(taken)
                         print(what, count, taken, flush=True)
         agreement = {
@@ -216,15 +215,6 @@ def judge(medians: dict[str, dict[str, float]], samples: list[int], agreement: d
         for key, found in agreement.items()
         if not key.startswith("entropy")
     }
-
-
-def _measured(what: str, folder: Path, count: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "measure", what, str(folder), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{what} of {count} samples fails:\n{done.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
 
 
 def _medians(found: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:

@@ -12,7 +12,6 @@ are there already are not measured again. `perplexity` compares any files with t
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import typer
 from figures import earlier, save
 from models.language import language_pool, open_scorer, window_losses
+from processes import answer_of
 
 from tasks.measure.inventory import usable_cores
 from tasks.measure.latency.ratio import ratio_estimate
@@ -182,11 +182,7 @@ def score(model: Path, windows: int) -> None:
 
 def _losses(model: Path, windows: int) -> Losses:
     # A process for each file: threads of sessions that share one spin against each other, and memory goes back.
-    command = [sys.executable, __file__, "score", str(model), str(windows)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise SystemExit(f"{model}: {run.stderr.strip()}")
-    return np.array(json.loads(run.stdout.splitlines()[-1]))
+    return np.array(answer_of([sys.executable, __file__, "score", str(model), str(windows)]))
 
 
 def _ratio(losses: Losses, reference: Losses) -> Estimate:

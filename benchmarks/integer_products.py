@@ -30,6 +30,7 @@ import onnx
 from figures import earlier, write
 from integer_products_models import MODELS, PROGRAM, PROGRAM_OUTPUTS, PROGRAM_RECIPES, PROGRAM_WEIGHTS, signs
 from numpy.typing import NDArray
+from processes import answer_of
 
 from tasks.engines.catalog import find_target
 from tasks.engines.variants import session_settings
@@ -214,9 +215,7 @@ def measure(kind: str, without: tuple[str, ...]) -> dict[str, Any]:
     """Run the rows of a kind in a process of that kind."""
     command = [sys.executable, str(LAUNCHER), kind, sys.executable, "-W", "ignore", __file__, "--here"]
     command += [word for engine in without for word in ("--without", engine)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return dict(answer_of(command))
 
 
 def here(without: tuple[str, ...]) -> dict[str, Any]:

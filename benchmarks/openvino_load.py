@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from figures import save
+from processes import answer_of
 
 from tasks.engines.variants import session_settings
 from tasks.run.settings import prepare_environment, state_folder
@@ -37,7 +37,7 @@ print(json.dumps([time.perf_counter() - started, time.process_time() - computed,
 def load(model: Path, options: dict[str, str]) -> tuple[float, float, bool]:
     """Return seconds, seconds of processor time and whether the cache was used, of one load in a new process."""
     command = [sys.executable, "-c", LOAD, str(model), json.dumps(options)]
-    seconds, computed, cached = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    seconds, computed, cached = answer_of(command)
     return seconds, computed, cached
 
 

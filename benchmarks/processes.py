@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,12 @@ def peaks_of(process: subprocess.Popen[bytes]) -> dict[str, float]:
         time.sleep(SAMPLE_SECONDS)
     seconds = time.perf_counter() - start
     return {"seconds": round(seconds, 1), "own_mb": round(own / 1e6, 1), "resident_mb": round(resident / 1e6, 1)}
+
+
+def answer_of(command: Sequence[str]) -> Any:
+    """Run a command, and return what the last line of its output says, as JSON."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_step(script: str, name: str, root: Path, limit: int | None) -> dict[str, Any]:

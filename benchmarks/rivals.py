@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from validators.samples.datasets import Arrays
+from validators.samples.datasets import Arrays, part_of, rows_of
 from validators.target_facts import CPU_PROVIDER, OPENVINO
 
 Batches = Sequence[Arrays]
@@ -52,9 +52,8 @@ class Source:
         """Return the calibration samples, batch by batch."""
         with np.load(self.calibration) as archive:
             arrays = {key: archive[key] for key in archive.files if key != "label"}
-        count = len(next(iter(arrays.values())))
-        starts = range(0, count, self.batch_size)
-        return [{key: array[at : at + self.batch_size] for key, array in arrays.items()} for at in starts]
+        starts = range(0, rows_of(arrays), self.batch_size)
+        return [part_of(arrays, at, at + self.batch_size) for at in starts]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tasks.storage.files import write_whole
 from validators.digests import digest_file, digest_values
 from validators.errors import DataError
 from validators.records.run import DataFile
-from validators.samples.datasets import Samples
+from validators.samples.datasets import Samples, part_of
 
 if TYPE_CHECKING:
     import onnx
@@ -197,7 +197,7 @@ def _samples(path: Path) -> Samples:
 
 def _first(samples: Samples, count: int) -> Samples:
     rows = min(count, len(samples))
-    inputs = {name: array[:rows] for name, array in samples.inputs.items()}
+    inputs = part_of(samples.inputs, 0, rows)
     labels = None if samples.labels is None else samples.labels[:rows]
     # Of another digest, so that nothing made of all of them is taken for something made of these.
     return Samples(DataFile(samples.file.path, digest_values(samples.file.digest, rows), rows), inputs, labels)
