@@ -153,17 +153,16 @@ def compare(folder: Path, what: str, count: int) -> dict[str, Any]:
     Its Entropy has 128 bins for 128 levels, one window to choose from, which is the whole range: what quantgate's search
     finds is narrower, so that the distance tells how much, and is no target.
     """
-    from tasks.ptq.calibrate.range_methods import METHODS, find_range, minmax_range
+    from tasks.ptq.calibrate.range_methods import find_range, minmax_range
     from tasks.ptq.calibrate.statistics import load_statistics
 
     theirs: Ranges = json.loads((folder / f"{what}-{count}.json").read_text(encoding="utf-8"))
-    method = next(method for method in METHODS if method == what)
     apart = {}
     for name, statistics in load_statistics(folder / f"quantgate-{count}.npz").items():
         if name not in theirs:
             continue
         low, high, width = theirs[name]
-        ours = find_range(statistics, method, levels=255, symmetric=what != "minmax", percent=PERCENT)
+        ours = find_range(statistics, what, levels=255, symmetric=what != "minmax")
         extremes = minmax_range(statistics, symmetric=False)
         distance = max(abs(max(ours[0], extremes[0]) - min(low, 0.0)), abs(min(ours[1], extremes[1]) - max(high, 0.0)))
         apart[name] = distance if what == "minmax" else distance / (width + statistics.width)

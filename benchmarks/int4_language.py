@@ -31,7 +31,6 @@ from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.eight_bit.tied import TableBits
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
-from validators.job.candidate_name import WeightMethod
 from validators.records.measurements import Estimate
 
 MODEL, WINDOWS_FILE, CALIBRATION_FILE = "language.onnx", "evaluation.npy", "calibration.npy"
@@ -50,7 +49,7 @@ Count = Annotated[int, typer.Option("--windows", min=2, help="Evaluation windows
 class Variant:
     """A row of the table: the layers' method and blocks (None is float32), and the bits of embedding and head."""
 
-    method: WeightMethod | None
+    method: str | None
     block_size: int = 32
     symmetric: bool = False
     embedding: TableBits | None = None

@@ -37,18 +37,19 @@ class TargetFacts:
 
     `provider` runs its variants, on an NVIDIA GPU if `on_gpu`, as engines built before if `builds_engines`. An approval is tied
     to the versions of `libraries`, distributions by their name in the inventory. Precisions in `simulated` have no kernels
-    there: only their numerics are reproduced, and they are never promoted. `candidates: wide` leaves out recipes with a word in
-    `without` (or `+fused`), which the target refuses. `fused_words` and `int8_words` describe the candidate `fp32-fused` and
-    the type of INT8 activations for people. A class of devices has `engines`, the targets whose candidates its jobs hold, and
-    none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an engine that does not takes
-    PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers, and a request is a prompt with the
-    tokens that follow. `needs` are instructions of the processor that some candidates need. `loads_anywhere`: a version
-    approved on another device of the same kind loads here too; `compiles`: its files are code for the instructions of one
-    processor. `rewrites`: it rewrites graphs when it loads them, may get one wrong, and may compute in bfloat16 unasked.
-    `mixes`: its kernels of INT4 weights are proven beside those of INT8. `classes` maps classes of devices that the engine
-    belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models, and `beside`
-    those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face
-    Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `room` is
+    there: only their numerics are reproduced, and they are never promoted. `without` has words of names, and needs of methods
+    (`validators.job.methods`), that the target lacks: `candidates: wide` leaves such recipes out, and a method of the catalogue
+    is refused for the reason beside them; an empty reason leaves that to `Engine.refuse_recipe`. `fused_words` and `int8_words`
+    describe the candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the
+    targets whose candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a
+    baseline; an engine that does not takes PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers,
+    and a request is a prompt with the tokens that follow. `needs` are instructions of the processor that some candidates need.
+    `loads_anywhere`: a version approved on another device of the same kind loads here too; `compiles`: its files are code for
+    the instructions of one processor. `rewrites`: it rewrites graphs when it loads them, may get one wrong, and may compute in
+    bfloat16 unasked. `mixes`: its kernels of INT4 weights are proven beside those of INT8. `classes` maps classes of devices
+    that the engine belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models,
+    and `beside` those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the
+    Hugging Face Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `room` is
     the folder of `tasks/engines` with its module `exports`.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
@@ -63,7 +64,7 @@ class TargetFacts:
     default_candidates: tuple[str, ...]
     libraries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     simulated: frozenset[str] = frozenset()
-    without: frozenset[str] = frozenset()
+    without: Mapping[str, str] = field(default_factory=dict)
     fused_words: str = "the float model after the runtime's transformer fusions"
     int8_words: str = "UINT8"
     engines: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from validators.job import candidate_name as recipe
 from validators.job.job import Job
 from validators.job.job_data import TextDecoding
 from validators.job.job_gates import Gates
+from validators.job.methods import FLAGS, RANGES, ROUNDINGS
 from validators.job.metric_facts import METRICS
 from validators.job.recipe_words import describe
 from validators.samples.datasets import TensorSpec
@@ -144,10 +145,13 @@ def name_page() -> str:
         (f"`{word}`", ", ".join(f"`{value}`" for value in get_args(kind)))
         for word, kind in (
             ("precision", recipe.Precision),
-            ("ranges", recipe.RangeMethod),
             ("granularity", recipe.Granularity),
-            ("method of INT4", recipe.WeightMethod),
         )
+    ]
+    methods = [
+        (f"`{row.word}`", kind, row.words, ", ".join(sorted(row.asks)))
+        for kind, rows in (("rounding", ROUNDINGS.values()), ("ranges", RANGES.values()), ("step", FLAGS))
+        for row in rows
     ]
     lists = [
         (f"`{target}`", "<br>".join(f"`{name}`" for name in facts_of(target).default_candidates))
@@ -158,6 +162,8 @@ def name_page() -> str:
         f"{first} [Candidates](../candidates.md) describes them.",
         "## Words",
         table(("part", "values"), words),
+        "## Methods and steps",
+        table(("word", "of", "in words", "needs"), methods),
         "## Names and what they decode to",
         table(("name", "decoded", "in short"), shown),
         "## The list `default` of each target",

@@ -15,6 +15,7 @@ from tasks.engines.catalog import find_target
 from tasks.engines.engine import RefusedPrecision
 from tasks.engines.given import take_up
 from tasks.ptq.build_variant import Materials, int8_form, weight_bits, weights_form
+from tasks.ptq.forms import refuse_any
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.runtimes.parity import relative_distance
@@ -25,6 +26,7 @@ from validators.job.candidate_name import Candidate, decode
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
+from validators.target_facts import TargetFacts
 from validators.targets import built_in_engines, facts_of
 
 # Engines round otherwise than the file says by less than a step of 8 bits in each layer.
@@ -174,6 +176,7 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
     """
     target = find_target(candidate.target)
     if not candidate.given:  # its file may hold what no recipe makes
+        _refuse_methods(candidate, target.facts)
         target.refuse_recipe(candidate)
     refused = target.refused.get(candidate.precision)
     if refused is None and candidate.precision not in target.passes:
@@ -222,6 +225,16 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
             expected=f"one with {' or '.join(need.instructions)}: {need.why}",
             fix=need.fix,
         )
+
+
+def _refuse_methods(candidate: Candidate, facts: TargetFacts) -> None:
+    """Refuse a candidate with a method or a step that its target lacks something for (`TargetFacts.without`)."""
+    for method in candidate.methods:
+        reason = next(filter(None, map(facts.without.get, sorted(method.needs))), "")
+        if why := facts.without.get(method.word):
+            reason = f"no -{method.word}: {why}"
+        what = f"{candidate.precision.upper()} with {method.word!r}, {method.words},"
+        refuse_any(facts.name, {what: (bool(reason), reason)})
 
 
 def session_settings(

@@ -184,11 +184,11 @@ def quantize_int8(
         CandidateRefused: the target or the model does not allow it.
     """
     bits = weight_bits(candidate, materials.processor)
-    weights = Int8Weights(candidate.granularity == "pc", bits, candidate.weight_method or "rtn")
+    weights = Int8Weights(candidate.granularity == "pc", bits, candidate.rounding.word)
     if candidate.dynamic and materials.pairs.place_weights is None:
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     grams = None
-    if candidate.weight_method:
+    if candidate.rounding.needs_grams:
         layers = layers_to_collect(model)
         _check_learnable(candidate, layers)
         sums = materials.grams(candidate, model)
@@ -217,9 +217,10 @@ def _check_learnable(candidate: Candidate, layers: Collection[str]) -> None:
     if candidate.granularity == "pt" or not layers:
         raise CandidateRefused(
             kind="unsupported",
-            found="learned rounding " + ("with one scale for a whole weight" if layers else "of no layer"),
+            found=f"INT8 {candidate.rounding.words} "
+            + ("with one scale for a whole weight" if layers else "of no layer"),
             expected="a scale for each output channel of a MatMul, Gemm or Conv with a constant weight and fixed padding",
-            fix="take -pc, or leave out -learned",
+            fix=f"take -pc, or leave out -{candidate.rounding.word}",
         )
 
 
@@ -295,7 +296,7 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
 def block_weights(candidate: Candidate) -> BlockWeights:
     """Return the settings of a candidate of weights alone."""
     return BlockWeights(
-        candidate.weight_method or "rtn",
+        candidate.rounding.word,
         candidate.block_size or 32,
         not candidate.asymmetric,
         bits=4 if candidate.precision == "int4" else 8,
@@ -313,11 +314,18 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
     searched = searched_forms(candidate, materials)
     forms = {node: BlockForm.read(form.name) for part, form in searched for node in part.nodes.nodes}
     weights = replace(block_weights(candidate), forms=forms)
-    grams = materials.grams(candidate, float_model) if weights.needs_grams else None
+    grams = materials.grams(candidate, float_model) if candidate.rounding.needs_grams else None
 
     def check(scaled: Path) -> None:
         batch = materials.batches()[0]
-        refuse_unequal(float_model, scaled, batch, materials.libraries, "the scaling of AWQ", "gptq or rtn for awq")
+        refuse_unequal(
+            float_model,
+            scaled,
+            batch,
+            materials.libraries,
+            f"the scaling of {candidate.weight_method}",
+            "another method",
+        )
 
     report = quantize_weights(float_model, path, weights, grams=grams, check=check)
     copies = untie(path) if materials.pairs.untied else 0
@@ -363,7 +371,7 @@ def in_new_operators(graph: Path, materials: Materials) -> Iterator[Path]:
 
 def ranges_for(candidate: Candidate, statistics: Path, rules: PairRules) -> dict[str, Range]:
     """Return the range of each activation by the candidate's method and an engine's rules; FP8 uses the extremes."""
-    method = candidate.range_method or "minmax"
+    method = candidate.ranges.word
     ranges = read_ranges(statistics, method, symmetric=rules.symmetric == "always")
     if rules.symmetric != "below zero":
         return ranges

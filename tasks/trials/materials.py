@@ -49,6 +49,7 @@ from tasks.storage.product import Product
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import CacheBits, Candidate
+from validators.job.methods import NEAREST
 from validators.records.engines import BuildSettings
 from validators.records.run import Inventory, Refusal, SessionSettings, Source, Variant
 from validators.samples.datasets import Arrays, Samples
@@ -399,7 +400,7 @@ def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit
     parts = find_block_parts(float_model, block_weights(candidate), grams, table_bits=bits)
     # Errors of weights become noise in the judged output by one factor for each part, or one for all of a decoder: to quantize
     # hundreds of its products one after the other takes longer than the candidates that it could save.
-    plain = replace(candidate, weight_method="rtn")
+    plain = replace(candidate, weight_method=NEAREST.word)
     if find_target(candidate.target).facts.generates:
         nodes = {node for part in parts for node in part.nodes.nodes}
         with noise_meter(float_model, nodes, _quantize(plain, materials), *_noise_inputs(run)) as noise_of:

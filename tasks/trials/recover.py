@@ -216,8 +216,9 @@ def is_recoverable(name: str) -> bool:
     """Return True if recovery can make a candidate of this name again with other forms of its parts."""
     candidate = decode(name)
     is_plain = not (candidate.given or candidate.sqnr_db or candidate.mixed_percent)
-    is_scaled = candidate.precision == "int4" and candidate.weight_method in ("awq", "hqq")
-    return is_plain and not is_scaled and candidate.precision in find_target(candidate.target).searches
+    return (
+        is_plain and candidate.rounding.keeps_kernels and candidate.precision in find_target(candidate.target).searches
+    )
 
 
 def _as_record(own: Assigned, point: Assigned, trial: Trial | None) -> FrontierPoint:

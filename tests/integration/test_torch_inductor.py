@@ -196,13 +196,13 @@ def test_source_of_onnx_is_refused_before_anything_is_compiled(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("int8-static-entropy-pc", "ranges by entropy"),
-        ("int8-static-p99.9-pc", "ranges by p99.9"),
+        ("int8-static-entropy-pc", "'entropy', ranges"),
+        ("int8-static-p99.9-pc", "'p99.9', ranges"),
         ("int8-static-minmax-pt", "INT8 per tensor"),
         ("int8-static-minmax-pc-all", "every operator"),
         ("int8-static-minmax-pc-s8s8", "signed activations"),
-        ("int8-static-mse-pc-smooth", "smoothing"),
-        ("int8-static-mse-pc-bc", "corrected biases"),
+        ("int8-static-mse-pc-smooth", "smoothed"),
+        ("int8-static-mse-pc-bc", "biases corrected"),
         ("int8-static-mse-pc-40db", "a search for the forms"),
         ("int8-static-mse-pc-bf16", "the rest in bfloat16"),
         ("int8-dynamic-pc+fused", "the fused graph"),

@@ -31,21 +31,38 @@ int8-given-nncf@openvino              a file of another tool, which the job call
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic_core import PydanticKnownError, core_schema
 
 from validators.errors import JobError
+from validators.job.methods import (
+    ASYMMETRIC,
+    BF16_REST,
+    CORRECTED,
+    EVERY_OPERATOR,
+    FAST,
+    FLAGS,
+    MINMAX,
+    NEAREST,
+    RANGES,
+    ROTATED,
+    ROUNDINGS,
+    SIGNED,
+    SMOOTH,
+    Flag,
+    Method,
+    RangeMethod,
+    Rounding,
+)
 from validators.targets import facts_of, target_names
 
 # `int8` quantizes weights and activations, `int8-weights` the weights alone, as `int4` does.
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int8-weights", "int4", "fp8"]
 # Precisions of 16-bit floats, and the candidates of which the coverage counts kernels in 16 bits.
 HALF_PRECISIONS = frozenset({"bf16", "fp16"})
-RangeMethod = Literal["minmax", "p99.9", "percentile", "p99.999", "entropy", "mse"]
-WeightMethod = Literal["rtn", "hqq", "gptq", "awq", "learned"]
 Granularity = Literal["pt", "pc"]
 CacheBits = Literal[8, 4]
 # Name of a given file: part of a candidate's name, of names in MLflow and of files.
@@ -97,7 +114,7 @@ class Candidate:
     precision: Precision
     target: str
     dynamic: bool = False
-    range_method: RangeMethod | None = None
+    range_method: str | None = None
     granularity: Granularity | None = None
     every_operator: bool = False
     signed_activations: bool = False
@@ -109,7 +126,7 @@ class Candidate:
     # Of earlier versions, whose champions have it in their names; no such candidate is made any more.
     kept_parts: int = 0
     block_size: int | None = None
-    weight_method: WeightMethod | None = None
+    weight_method: str | None = None
     asymmetric: bool = False
     mixed_percent: int = 0
     fused: bool = False
@@ -136,6 +153,21 @@ class Candidate:
         return "-".join(words) + "".join(suffixes) + "@" + self.target
 
     @property
+    def rounding(self) -> Rounding:
+        """The method that rounds the weights; to nearest where the name has none."""
+        return ROUNDINGS[self.weight_method] if self.weight_method else NEAREST
+
+    @property
+    def ranges(self) -> RangeMethod:
+        """The method that finds the ranges; FP8, whose name has none, takes the extremes."""
+        return RANGES[self.range_method] if self.range_method else MINMAX
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The rows of the catalogue that the recipe takes."""
+        return (*(flag for flag in FLAGS if getattr(self, flag.field)), self.rounding, self.ranges)
+
+    @property
     def in_bf16(self) -> bool:
         """True if the runtime is asked for bfloat16 where the file says float32."""
         return self.precision == "bf16" or self.bf16_floats
@@ -148,12 +180,13 @@ class Candidate:
         [False, True, True]
         """
         has_ranges = self.range_method is not None or self.precision == "fp8" or self.cache_bits is not None
-        return has_ranges or self.weight_method in ("gptq", "awq", "learned") or self.smooth or self.sqnr_db > 0
+        by_step = any(flag.is_calibrated for flag in FLAGS if getattr(self, flag.field))
+        return has_ranges or self.rounding.needs_grams or by_step or self.sqnr_db > 0
 
     @property
     def is_seeded(self) -> bool:
         """True if the job's seed influences the variant."""
-        return self.smooth or self.rotated
+        return any(flag.is_seeded for flag in FLAGS if getattr(self, flag.field))
 
     @property
     def is_simulated(self) -> bool:
@@ -167,9 +200,10 @@ class Candidate:
         >>> decode("int8-static-mse-pc-bc@ort-cpu").kernels == decode("int8-static-minmax-pc@ort-cpu").kernels
         True
         """
-        plain: WeightMethod | None = None if self.precision == "int8" else "rtn"
-        method = plain if self.weight_method in ("gptq", "learned") else self.weight_method
-        return replace(self, range_method=None, weight_method=method, bias_corrected=False)
+        plain = None if self.precision == "int8" else NEAREST.word
+        method = plain if self.weight_method and self.rounding.keeps_kernels else self.weight_method
+        steps: dict[str, Any] = dict.fromkeys((flag.field for flag in FLAGS if flag.keeps_kernels), False)
+        return replace(self, range_method=None, weight_method=method, **steps)
 
 
 FUSED = "+fused"
@@ -231,23 +265,27 @@ class Recipe:
         return None if left else fields
 
 
-def _one_of(field: str, literal: Any) -> NameWord:
-    return NameWord(field, {text: text for text in get_args(literal)})
+def _one_of(field: str, texts: Iterable[str], *, optional: bool = False) -> NameWord:
+    return NameWord(field, {text: text for text in texts}, optional)
 
 
-def _flag(field: str, text: str) -> NameWord:
-    return NameWord(field, {text: True}, optional=True)
+def _rounded(precision: Precision, *, optional: bool = False) -> NameWord:
+    """Return the word for the methods that round weights of a precision; where it is left out, they are rounded to nearest."""
+    return _one_of(
+        "weight_method", (row.word for row in ROUNDINGS.values() if precision in row.precisions), optional=optional
+    )
 
 
-_GRANULARITY = _one_of("granularity", Granularity)
+def _if(flag: Flag) -> NameWord:
+    return NameWord(flag.field, {flag.word: True}, optional=True)
+
+
+_GRANULARITY = _one_of("granularity", get_args(Granularity))
 _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
-_SMOOTH = _flag("smooth", "smooth")
-_ROTATED = _flag("rotated", "rot")
-_BF16 = _flag("bf16_floats", "bf16")
 _KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
 _SEARCHED = NameWord("sqnr_db", {f"{level}db": level for level in range(1, 100)}, optional=True)
 
-# To add a word, add its field to `Candidate` and the word here; `recipe_words.py` describes candidates to people.
+# To add a word, add its field to `Candidate`, its row to `methods.py`, and the word here and in `recipe_words.py`.
 RECIPES: tuple[Recipe, ...] = (
     Recipe("fp32-fused", {"precision": "fp32", "fused": True}),
     Recipe("bf16", {"precision": "bf16"}),
@@ -256,35 +294,39 @@ RECIPES: tuple[Recipe, ...] = (
         "int8-static",
         {"precision": "int8", "dynamic": False},
         (
-            _one_of("range_method", RangeMethod),
+            _one_of("range_method", RANGES),
             _GRANULARITY,
-            _flag("every_operator", "all"),
-            _flag("signed_activations", "s8s8"),
-            _SMOOTH,
-            NameWord("weight_method", {"learned": "learned"}, optional=True),
-            _flag("bias_corrected", "bc"),
-            _flag("fast", "fast"),
+            _if(EVERY_OPERATOR),
+            _if(SIGNED),
+            _if(SMOOTH),
+            _rounded("int8", optional=True),
+            _if(CORRECTED),
+            _if(FAST),
             _KEEP,
             _SEARCHED,
-            _BF16,
+            _if(BF16_REST),
         ),
     ),
-    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _KEEP, _SEARCHED)),
-    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, NameWord("weight_method", {"rtn": "rtn"}), _ROTATED)),
+    Recipe(
+        "int8-dynamic",
+        {"precision": "int8", "dynamic": True},
+        (_GRANULARITY, _if(SMOOTH), _if(ROTATED), _KEEP, _SEARCHED),
+    ),
+    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, _rounded("int8-weights"), _if(ROTATED))),
     Recipe(
         "int4",
         {"precision": "int4"},
         (
             _BLOCK,
-            _one_of("weight_method", WeightMethod),
-            _flag("asymmetric", "asym"),
+            _rounded("int4"),
+            _if(ASYMMETRIC),
             NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
             _SEARCHED,
-            _ROTATED,
-            _BF16,
+            _if(ROTATED),
+            _if(BF16_REST),
         ),
     ),
-    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY, _flag("fast", "fast"))),
+    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY, _if(FAST))),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from validators.job.candidate_name import Candidate
+from validators.job.methods import ASYMMETRIC, BF16_REST, CORRECTED, EVERY_OPERATOR, FAST, ROTATED, SMOOTH, Flag
 from validators.targets import facts_of
 
 
@@ -16,11 +17,11 @@ def describe(candidate: Candidate) -> str:
     if candidate.given:
         return f"the given file {candidate.given}, said to be {candidate.precision.upper().replace('-WEIGHTS', ' weights')}"
     cache = f", keys and values cached in INT{candidate.cache_bits}" if candidate.cache_bits else ""
-    rest = ", the rest in bfloat16" if candidate.bf16_floats else ""
+    rest = _steps(candidate, BF16_REST)
     channels = "per output channel" if candidate.granularity == "pc" else "per tensor"
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
-    rotated = ", rotated" if candidate.rotated else ""
-    fast = ", products that it makes slower left in float" if candidate.fast else ""
+    rotated, fast = _steps(candidate, ROTATED), _steps(candidate, FAST)
+    how = candidate.rounding.words
     match candidate.precision:
         case "fp32":
             return facts_of(candidate.target).fused_words
@@ -29,29 +30,26 @@ def describe(candidate: Candidate) -> str:
         case "fp16":
             return "float16 weights and activations" + graph
         case "int8-weights":
-            return f"INT8 weights in blocks of {candidate.block_size}, symmetric, rounded to nearest{rotated}{graph}{cache}"
+            return f"INT8 weights in blocks of {candidate.block_size}, symmetric, {how}{rotated}{graph}{cache}"
         case "int4":
-            how = {
-                "rtn": "rounded to nearest",
-                "hqq": "by half-quadratic splitting",
-                "gptq": "by GPTQ",
-                "awq": "by AWQ",
-                "learned": "with learned rounding",
-            }[candidate.weight_method or "rtn"]
-            symmetry = "asymmetric" if candidate.asymmetric else "symmetric"
+            symmetry = ASYMMETRIC.words if candidate.asymmetric else "symmetric"
             mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
             if candidate.sqnr_db:
                 mixed += f", other blocks or INT8 until noise is {candidate.sqnr_db} dB below the output"
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{rotated}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
-    steps = (", smoothed" if candidate.smooth else "") + (", learned rounding" if candidate.weight_method else "")
-    steps += ", biases corrected" if candidate.bias_corrected else ""
-    steps += fast
+    steps = (
+        _steps(candidate, SMOOTH) + (f", {how}" if candidate.weight_method else "") + _steps(candidate, CORRECTED, FAST)
+    )
     kept = f", parts left in float until noise is {candidate.sqnr_db} dB below the output" if candidate.sqnr_db else ""
     kept += f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{rotated}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words
-    scope = "every operator" if candidate.every_operator else "MatMul, Gemm and Conv"
+    scope = EVERY_OPERATOR.words if candidate.every_operator else "MatMul, Gemm and Conv"
     return f"INT8 weights {channels}, {activations} activations by {candidate.range_method}, {scope}{steps}{kept}{graph}{rest}"
+
+
+def _steps(candidate: Candidate, *flags: Flag) -> str:
+    return "".join(f", {flag.words}" for flag in flags if getattr(candidate, flag.field))

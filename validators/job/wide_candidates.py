@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from validators.job.candidate_name import FUSED, decode
+from validators.job.methods import NEAREST, RANGES, ROUNDINGS
 from validators.targets import facts_of
 
-_RANGES = ("mse", "minmax", "entropy", "percentile", "p99.9")
 _BLOCKS = (32, 64, 128)
 # By the words that a kind of name begins with.
 _RECIPES: dict[str, tuple[str, ...]] = {
     "fp32-fused": ("fp32-fused",),
     "fp16": ("fp16",),
     "int8-static": (
-        *(f"int8-static-{ranges}-pc{operators}" for ranges in _RANGES for operators in ("", "-all")),
-        *(
-            f"int8-static-mse-pc{rest}"
-            for rest in (
-                "-smooth",
-                "-bc",
-                "-learned",
-                "-smooth-learned",
-                "-all-smooth",
-                "-all-learned",
-                "-all-fast",
-            )
-        ),
+        *(f"int8-static-{row.word}-pc{rest}" for row in RANGES.values() if row.is_wide for rest in ("", "-all")),
+        *("int8-static-mse-pc-smooth", "int8-static-mse-pc-bc", "int8-static-mse-pc-learned"),
+        *("int8-static-mse-pc-smooth-learned", "int8-static-mse-pc-all-smooth"),
+        *("int8-static-mse-pc-all-learned", "int8-static-mse-pc-all-fast"),
     ),
     "int8-dynamic": (
         *("int8-dynamic-pc", "int8-dynamic-pt", "int8-dynamic-pc-smooth"),
@@ -32,14 +23,14 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     ),
     # Weights alone in INT8, which targets of decoders take.
     "int8-g": (
-        *(f"int8-g{size}-rtn" for size in _BLOCKS),
+        *(f"int8-g{size}-{NEAREST.word}" for size in _BLOCKS),
         *("int4-g32-gptq-asym-mix10", "int4-g32-gptq-asym-mix25", "int4-g32-gptq-asym-mix50"),
         *("int4-g32-gptq-asym-rot", "int4-g64-gptq-asym-rot"),
         *("int8-g32-rtn+kv8", "int8-g32-rtn+kv4", "int4-g32-gptq-asym+kv8", "int4-g32-gptq-asym+kv4"),
     ),
     "int4": (
-        *(f"int4-g{size}-{method}" for size in _BLOCKS for method in ("rtn", "gptq", "awq")),
-        *(f"int4-g32-{method}-asym" for method in ("rtn", "hqq", "gptq", "learned")),
+        *(f"int4-g{size}-{row.word}" for size in _BLOCKS for row in ROUNDINGS.values() if "" in row.wide),
+        *(f"int4-g32-{row.word}-asym" for row in ROUNDINGS.values() if "-asym" in row.wide),
     ),
     "fp8-amax": ("fp8-amax-pc", "fp8-amax-pc-fast"),
 }
@@ -69,4 +60,5 @@ def wide_candidates(target: str) -> tuple[str, ...]:
 def _is_sensible(name: str) -> bool:
     recipe, _, engine = name.partition("@")
     words, facts = recipe.replace(FUSED, f"-{FUSED}").split("-"), facts_of(engine)
-    return words[0] not in facts.simulated and facts.without.isdisjoint(words)
+    needs = {need for method in decode(name).methods for need in method.needs}
+    return words[0] not in facts.simulated and facts.without.keys().isdisjoint(needs.union(words))

@@ -47,7 +47,7 @@ def inductor_form(
             fix="take candidates of another engine",
         )
     graph = onnx.load(materials.prepared(), load_external_data=False).graph
-    is_calibrated = candidate.range_method is not None or candidate.weight_method == "gptq"
+    is_calibrated = candidate.range_method is not None or candidate.rounding.needs_grams
     order = {
         "program": str(materials.program),
         "recipe": asdict(candidate),

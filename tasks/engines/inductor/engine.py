@@ -14,6 +14,7 @@ from tasks.measure.inventory import find_gpu
 from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused, Missing
 from validators.job.candidate_name import Candidate
+from validators.job.methods import ASYMMETRIC, NEAREST, OUR_ROUNDING
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.target_facts import INDUCTOR, TargetFacts
@@ -40,33 +41,11 @@ def _cpu_check_device() -> None:
         raise missing.refused()
 
 
-def _int8_method(candidate: Candidate) -> dict[str, tuple[bool, str]]:
-    is_named = candidate.precision == "int8" and candidate.weight_method is not None
-    return {
-        f"INT8 weights by {candidate.weight_method}": (is_named, "the name without it: torch rounds to the nearest")
-    }
-
-
 def _cpu_refuse_recipe(candidate: Candidate) -> None:
-    method = candidate.range_method
     refuse_any(
         candidate.target,
-        _int8_method(candidate)
-        | {
+        {
             "INT8 per tensor": (candidate.granularity == "pt", "-pc: its quantizer scales output channels"),
-            f"ranges by {method}": (
-                method not in (None, "minmax", "mse"),
-                "minmax, or mse: its quantizer has no other observers",
-            ),
-            "every operator": (candidate.every_operator, "no -all: its quantizer chooses the operators"),
-            "signed activations": (candidate.signed_activations, "no -s8s8: its kernels take UINT8"),
-            "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
-            "corrected biases": (candidate.bias_corrected, "no -bc: it rewrites ONNX graphs"),
-            "products left in float": (candidate.fast, "no -fast: slow products are found in profiles of ONNX Runtime"),
-            "INT8 with the rest in bfloat16": (
-                candidate.bf16_floats,
-                "bf16, or INT8 with the rest in float32",
-            ),
             "the fused graph": (
                 candidate.fused and candidate.precision != "fp32",
                 "the plain one: TorchInductor fuses what it compiles",
@@ -151,8 +130,11 @@ def _cuda_check_device() -> None:
 def _cuda_refuse_recipe(candidate: Candidate) -> None:
     refuse_any(
         candidate.target,
-        _int8_method(candidate)
-        | {
+        {
+            f"INT8 {candidate.rounding.words}": (
+                candidate.precision == "int8" and candidate.rounding != NEAREST,
+                facts.CPU.without[OUR_ROUNDING],
+            ),
             "INT8 with fixed ranges": (
                 candidate.precision == "int8" and not candidate.dynamic,
                 "int8-dynamic-pc: a scale for each row of activations, at run time",
@@ -161,22 +143,13 @@ def _cuda_refuse_recipe(candidate: Candidate) -> None:
                 candidate.precision == "int8" and candidate.granularity == "pt",
                 "-pc: scales of output channels",
             ),
-            "smoothing": (candidate.smooth, "no -smooth: it rewrites ONNX graphs"),
-            f"INT4 by {candidate.weight_method}": (
-                candidate.precision == "int4" and candidate.weight_method in ("awq", "learned"),
-                "rtn, gptq or hqq: the others rewrite ONNX graphs",
-            ),
-            "HQQ without zero points": (
-                candidate.weight_method == "hqq" and not candidate.asymmetric,
-                "-asym: it searches for zero points",
+            f"symmetric INT4 {candidate.rounding.words}": (
+                candidate.rounding.has_fractions and not candidate.asymmetric,
+                f"-{ASYMMETRIC.word}: it searches for zero points",
             ),
             f"INT4 in blocks of {candidate.block_size}": (
                 candidate.precision == "int4" and candidate.block_size not in INT4_GROUPS,
                 "32, 64, 128 or 256: its kernel takes no others",
-            ),
-            "the rest in bfloat16, by name": (
-                candidate.bf16_floats,
-                "no -bf16: what is left in float is in bfloat16 anyway",
             ),
             "the fused graph": (
                 candidate.fused and candidate.precision != "fp32",

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from validators.job.methods import (
+    BF16_REST,
+    CORRECTED,
+    EVERY_OPERATOR,
+    FAST,
+    OUR_RANGES,
+    OUR_ROUNDING,
+    RANGES,
+    SCALED_INPUTS,
+    SIGNED,
+    SMOOTH,
+    words_of,
+)
 from validators.processors import TORCH_BF16
 from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, TargetFacts, bfloat16
 
@@ -11,7 +24,18 @@ CPU = TargetFacts(
     name="torch-inductor",
     provider=INDUCTOR,
     libraries={"torch": ("torch",), "torchao": ("torchao",)},
-    without=frozenset({"pt", "p99.9", "percentile", "entropy", "all", "smooth", "bc", "fast", "learned", "+fused"}),
+    without={
+        "pt": "",
+        "+fused": "",
+        OUR_RANGES: f"{words_of(row for row in RANGES.values() if row.observer)}: its quantizer has no other observers",
+        OUR_ROUNDING: "the name without it: torch rounds to the nearest",
+        EVERY_OPERATOR.word: "its quantizer chooses the operators",
+        SIGNED.word: "its kernels take UINT8",
+        SMOOTH.word: "it rewrites ONNX graphs",
+        CORRECTED.word: "it rewrites ONNX graphs",
+        FAST.word: "slow products are found in profiles of ONNX Runtime",
+        BF16_REST.word: "take bf16, or leave the rest in float32",
+    },
     fused_words="the float model as TorchInductor compiles it",
     runs_sources=False,
     needs=(bfloat16(TORCH_BF16, "by torch's own list"),),
@@ -45,7 +69,15 @@ CUDA = replace(
     name="torch-cuda",
     provider=INDUCTOR_CUDA,
     libraries={"torch": ("torch",)},
-    without=frozenset({"static", "pt", "smooth", "awq", "learned", "fast", "+fused"}),
+    without={
+        "static": "",
+        "pt": "",
+        FAST.word: "",
+        "+fused": "",
+        SMOOTH.word: "it rewrites ONNX graphs",
+        SCALED_INPUTS: "a method that leaves activations as they are: factors are multiplied into ONNX graphs",
+        BF16_REST.word: "what is left in float is in bfloat16 anyway",
+    },
     int8_words="INT8",
     needs=(),
     default_candidates=(

@@ -20,7 +20,9 @@ from torch.nn import functional
 
 from tasks.engines.inductor.grams import grams
 from tasks.engines.inductor.programs import IN_HALF, Tensors, in_half
-from tasks.ptq.weight_only.int4_grid import MIDDLE_CODE, QuantizedWeight, round_to_nearest
+from tasks.ptq.weight_only.int4_grid import MIDDLE_CODE, QuantizedWeight
+from tasks.ptq.weight_only.roundings import round_blocks
+from validators.job.methods import NEAREST, ROUNDINGS, Rounding
 
 aten = torch.ops.aten
 # aten/src/ATen/native/cuda/Blas.cpp: `_int_mm` takes more than 16 rows, and sizes that are multiples of 8; `_scaled_mm`
@@ -125,8 +127,8 @@ def rewrite(
 ) -> dict[str, int]:
     """Rewrite the products of an exported module for a recipe; return the counts of changes.
 
-    `recipe` has the fields of a `Candidate`; GPTQ alone reads `batches`, the calibration samples. Everything but products
-    stays in float32, as under `torch.autocast`.
+    `recipe` has the fields of a `Candidate`; methods with Gram matrices read `batches`, the calibration samples. Everything but
+    products stays in float32, as under `torch.autocast`.
     """
     precision = recipe["precision"]
     if precision == "fp32":
@@ -183,7 +185,7 @@ def _layers(
     for site in sites:
         readers.setdefault(str(site.node.args[0]), []).append(site)
     seen: Iterable[tuple[str, torch.Tensor | None]] = ((name, None) for name in readers)
-    if recipe["weight_method"] == "gptq":
+    if _rounding(recipe).needs_grams:
         seen = grams(module, {name: read[0].weight.shape[1] for name, read in readers.items()}, batches)
     for name, gram in seen:
         for site in readers[name]:
@@ -226,7 +228,7 @@ def _replace(module: torch.fx.GraphModule, site: LinearSite, layer: torch.nn.Mod
     module.recompile()
 
 
-# From a weight `[N, K]`, and the Gram matrix `[K, K]` of its activations for GPTQ.
+# From a weight `[N, K]`, and the Gram matrix `[K, K]` of its activations, if the method reads one.
 _Make = Callable[[torch.Tensor, torch.Tensor | None], torch.nn.Module]
 
 
@@ -239,22 +241,19 @@ def _fp8(recipe: dict[str, Any], _device: torch.device) -> _Make:
 
 
 def _int4(recipe: dict[str, Any], device: torch.device) -> _Make:
-    size, symmetric = recipe["block_size"], not recipe["asymmetric"]
+    size, symmetric, method = recipe["block_size"], not recipe["asymmetric"], _rounding(recipe).word
 
     def make(weight: torch.Tensor, gram: torch.Tensor | None) -> torch.nn.Module:
-        values = weight.t().cpu().numpy()
-        if recipe["weight_method"] == "hqq":
-            from tasks.ptq.weight_only.hqq import hqq
-
-            return Int4Weight(hqq(values, block_size=size, dtype=np.float32), device)
-        if gram is not None:
-            from tasks.ptq.weight_only.gptq import gptq
-
-            found = gptq(values, gram.numpy(), block_size=size, symmetric=symmetric, dtype=np.float32)
-            return Int4Weight(found, device)
-        return Int4Weight(round_to_nearest(values, block_size=size, symmetric=symmetric, dtype=np.float32), device)
+        values, sums = weight.t().cpu().numpy(), None if gram is None else gram.numpy()
+        return Int4Weight(
+            round_blocks(method, values, sums, block_size=size, symmetric=symmetric, dtype=np.float32), device
+        )
 
     return make
+
+
+def _rounding(recipe: dict[str, Any]) -> Rounding:
+    return ROUNDINGS.get(recipe["weight_method"], NEAREST)
 
 
 _LAYERS: dict[str, Callable[[dict[str, Any], torch.device], _Make]] = {"int8": _int8, "fp8": _fp8, "int4": _int4}

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from validators.job.methods import RANGES
+
 aten = torch.ops.aten
 # Operators whose kernels multiply 16-bit floats; the order of their operands is data, weight, bias.
 IN_HALF = frozenset(
@@ -96,21 +98,16 @@ def quantize(
 ) -> torch.nn.Module:
     """Quantize an exported module by torchao: weights per output channel, activations in UINT8 with fixed or dynamic ranges.
 
-    `method` chooses fixed ranges: `minmax`, the extremes, or `mse`, torchao's histograms, which minimize the squared error.
+    `method` finds fixed ranges; torchao has an observer for it.
     """
-    from torchao.quantization.pt2e.observer import (
-        HistogramObserver,
-        MinMaxObserver,
-        PerChannelMinMaxObserver,
-        PlaceholderObserver,
-    )
+    from torchao.quantization.pt2e import observer as observers
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import QuantizationSpec
     from torchao.quantization.pt2e.quantizer.utils import QuantizationConfig
     from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import X86InductorQuantizer
 
     # As in `get_default_x86_inductor_quantization_config`, with the observer of the method.
-    observer = PlaceholderObserver if is_dynamic else {"minmax": MinMaxObserver, "mse": HistogramObserver}[str(method)]
+    observer = observers.PlaceholderObserver if is_dynamic else getattr(observers, RANGES[str(method)].observer)
     activation = QuantizationSpec(
         dtype=torch.uint8,
         quant_min=0,
@@ -127,7 +124,7 @@ def quantize(
         qscheme=torch.per_channel_symmetric,
         ch_axis=0,
         is_dynamic=False,
-        observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=2**-12),
+        observer_or_fake_quant_ctr=observers.PerChannelMinMaxObserver.with_args(eps=2**-12),
     )
     quantizer = X86InductorQuantizer().set_global(QuantizationConfig(activation, activation, weight, None))
     for node in module.graph.nodes:

@@ -77,8 +77,6 @@ def refuse_recipe(candidate: Candidate) -> None:
             candidate.fused and candidate.precision != "fp32",
             "the plain one: it fuses attention, sums and normalizations itself",
         ),
-        "products left in float by a profile": (candidate.fast, "no -fast: it reads the profile of ort-cpu"),
-        "signed activations": (candidate.signed_activations, "no -s8s8: activations have a sign where they need one"),
     }
     refuse_any(candidate.target, wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from validators.job.methods import FAST, SIGNED
 from validators.processors import OPENVINO_BF16, VNNI
 from validators.target_facts import OPENVINO, Need, TargetFacts, bfloat16
 
@@ -24,7 +25,11 @@ OPENVINO_FACTS = TargetFacts(
     name="openvino",
     provider=OPENVINO,
     libraries={"openvino": ("openvino",)},
-    without=frozenset({"+fused", "fast"}),
+    without={
+        "+fused": "",
+        FAST.word: "it reads the profile of ort-cpu",
+        SIGNED.word: "activations have a sign where they need one",
+    },
     fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
     int8_words="INT8 or UINT8",
     needs=openvino_needs(instead="int8-static"),

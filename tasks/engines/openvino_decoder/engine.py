@@ -58,8 +58,6 @@ def _refuse_recipe(candidate: Candidate) -> None:
             candidate.precision == "int8" and not candidate.dynamic,
             "int8-dynamic: a decoder's outliers fit no fixed range",
         ),
-        "smoothing": (candidate.smooth, "no -smooth: its groups of channels have scales of their own"),
-        "corrected biases": (candidate.bias_corrected, "no -bc: a decoder has few biases"),
     }
     refuse_any(candidate.target, wrong)
 

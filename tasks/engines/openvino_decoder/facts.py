@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from tasks.engines.openvino.facts import openvino_needs
+from tasks.engines.openvino.facts import OPENVINO_FACTS, openvino_needs
+from validators.job.methods import CORRECTED, SMOOTH
 from validators.target_facts import OPENVINO_DECODER, TargetFacts
 
 DECODER = TargetFacts(
     name="openvino-decoder",
     provider=OPENVINO_DECODER,
     libraries={"openvino": ("openvino",)},
-    without=frozenset({"+fused", "static", "smooth", "bc"}),
+    without={
+        **OPENVINO_FACTS.without,
+        "static": "",
+        SMOOTH.word: "its groups of channels have scales of their own",
+        CORRECTED.word: "a decoder has few biases",
+    },
     fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
     generates=True,
     mixes=True,

@@ -19,6 +19,7 @@ from tasks.ptq.forms import count_reasons, weight_changes
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.job.candidate_name import Candidate
+from validators.job.methods import MINMAX
 
 # matmul_4bits.cu: with another one a single row raises.
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -46,21 +47,21 @@ def make_form(
 ) -> dict[str, int]:
     """Write the candidate's form of a float graph to `path`; return what was changed.
 
-    `statistics` are what calibration saw of the graph's activations; `grams` gives sums over them, for GPTQ and AWQ.
+    `statistics` are what calibration saw of the graph's activations; `grams` gives Gram matrices, if the method reads any.
 
     Raises:
         CandidateRefused: the model does not allow it, or the result is not valid.
     """
     with scratch() as folder:
         base = path if candidate.precision == "fp16" else folder / "float16.onnx"
-        half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
+        half = convert_to_float16(graph, base, read_ranges(statistics, MINMAX.word, symmetric=False))
         changes = {"nodes in float16": len(half.converted)} | count_reasons("nodes left in float32", half.left.values())
         if candidate.precision == "fp16":
             return changes
-        method, block_size = candidate.weight_method or "rtn", candidate.block_size or BLOCK_SIZES[-1]
+        method, block_size = candidate.rounding.word, candidate.block_size or BLOCK_SIZES[-1]
         # The kernel has no other arithmetic than that of the activations.
         weights = BlockWeights(method, block_size, not candidate.asymmetric, accuracy_level=0)
         report = quantize_weights(
-            base, path, weights, grams=half.with_carried(grams()) if weights.needs_grams else None
+            base, path, weights, grams=half.with_carried(grams()) if candidate.rounding.needs_grams else None
         )
     return changes | weight_changes(report, "MatMul left in float")

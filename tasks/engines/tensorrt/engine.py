@@ -29,16 +29,10 @@ def _refuse_recipe(candidate: Candidate) -> None:
             "the plain one: fused operators are no ONNX",
         ),
         "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
-        "INT4 with zero points": (candidate.asymmetric, "symmetric blocks: it parses no zero point but 0"),
         f"INT4 in blocks of {candidate.block_size}": (
             candidate.block_size not in (None, *BLOCK_SIZES),
             "64 or 128, which it fuses with the product",
         ),
-        f"{candidate.precision.upper()} by {candidate.weight_method}": (
-            candidate.weight_method not in (None, "rtn"),
-            "rtn: the other methods have scales below zero, which it does not take",
-        ),
-        "corrected biases": (candidate.bias_corrected, "no -bc: corrections are measured on the CPU's integers"),
     }
     refuse_any(candidate.target, wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from validators.job.methods import ASYMMETRIC, CORRECTED, NEAREST, OUR_ROUNDING
 from validators.target_facts import TENSORRT, TargetFacts
 
 CANDIDATES = (
@@ -18,7 +19,12 @@ TENSORRT_FACTS = TargetFacts(
     name="tensorrt",
     provider=TENSORRT,
     libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
-    without=frozenset({"bc", "g32", "gptq", "awq", "learned", "asym"}),
+    without={
+        "g32": "",
+        ASYMMETRIC.word: "it parses no zero point but 0",
+        CORRECTED.word: "corrections are measured on the CPU's integers",
+        OUR_ROUNDING: f"{NEAREST.word}: the other methods have scales below zero, which it does not take",
+    },
     default_candidates=CANDIDATES,
     on_gpu=True,
     builds_engines=True,

@@ -22,6 +22,7 @@ from tasks.ptq.graph.edits import scratch
 from tasks.ptq.slow_parts import SlowParts
 from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES, quantize_blocks
 from validators.job.candidate_name import Candidate
+from validators.job.methods import MINMAX
 
 
 def tensorrt_form(candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -59,14 +60,14 @@ def make_form(
     """
     with scratch() as folder:
         base = path if candidate.precision == "fp16" else folder / "float16.onnx"
-        half = convert_to_float16(graph, base, read_ranges(statistics, "minmax", symmetric=False))
+        half = convert_to_float16(graph, base, read_ranges(statistics, MINMAX.word, symmetric=False))
         changes = {"nodes in float16": len(half.converted)} | count_reasons("nodes left in float32", half.left.values())
         if candidate.precision == "fp16":
             return changes
         if candidate.precision == "int4":
             report = quantize_blocks(base, path, block_size=candidate.block_size or BLOCK_SIZES[-1])
             return changes | weight_changes(report, "MatMul left in float16")
-        ranges = half.with_carried(read_ranges(statistics, candidate.range_method or "minmax", symmetric=True))
+        ranges = half.with_carried(read_ranges(statistics, candidate.ranges.word, symmetric=True))
         return changes | _quantize(candidate, base, ranges, path, keep_float)
 
 

@@ -8,24 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.ptq.calibrate.collect import collect_statistics
-from tasks.ptq.calibrate.range_methods import Method, Range, find_range
+from tasks.ptq.calibrate.range_methods import Range, find_range
 from tasks.ptq.calibrate.statistics import load_statistics, save_statistics
-from validators.job.candidate_name import RangeMethod
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Samples
 
 log = logging.getLogger("quantgate")
 # Calibration holds activations in memory, and is shared: two at a time would double the memory for nothing.
 ONE_AT_A_TIME = threading.Lock()
-# The range method of each name, and the share of values that a percentile range keeps, in percent.
-METHODS: dict[RangeMethod, tuple[Method, float]] = {
-    "minmax": ("minmax", 100.0),
-    "p99.9": ("percentile", 99.9),
-    "percentile": ("percentile", 99.99),
-    "p99.999": ("percentile", 99.999),
-    "entropy": ("entropy", 100.0),
-    "mse": ("mse", 100.0),
-}
 # 8-bit integers. Symmetric quantization leaves out -128, so that both signs have the same reach.
 LEVELS, SYMMETRIC_LEVELS = 256, 255
 
@@ -86,8 +76,8 @@ def make_statistics(
     return statistics
 
 
-def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> dict[str, Range]:
-    """Return the clipping range of each activation for 8-bit integers, by tensor name.
+def read_ranges(statistics: Path, method: str, *, symmetric: bool) -> dict[str, Range]:
+    """Return the clipping range of each activation for 8-bit integers, by tensor name; `method` is one of `RANGES`.
 
     Tensors without a finite value are left out.
 
@@ -95,9 +85,8 @@ def read_ranges(statistics: Path, method: RangeMethod, *, symmetric: bool) -> di
         CandidateRefused: `invalid`: the file is damaged.
     """
     levels = SYMMETRIC_LEVELS if symmetric else LEVELS
-    how, percent = METHODS[method]
     return {
-        name: find_range(one, how, levels=levels, symmetric=symmetric, percent=percent)
+        name: find_range(one, method, levels=levels, symmetric=symmetric)
         for name, one in load_statistics(statistics).items()
         if one.finite
     }

@@ -7,8 +7,8 @@ which every kernel must represent exactly. A symmetric range is `(-high, high)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,10 @@ from numpy.typing import NDArray
 from tasks.ptq.calibrate.statistics import TensorStatistics
 from validators.errors import CandidateRefused
 
-Method = Literal["minmax", "percentile", "entropy", "mse"]
-METHODS: tuple[Method, ...] = get_args(Method)
 Range = tuple[float, float]
 Floats = NDArray[np.float64]
 # Cost of each range, given the arrays of low and high ends in bins.
 Cost = Callable[[Floats, Floats], Floats]
-
-DEFAULT_PERCENT = 99.99
 
 # Search for the ends of a range. An end starts at the extreme and shrinks by a `COARSE` factor down to a 256th of it, which
 # covers outliers of that size. Then `FINE_ROUNDS` finer grids, of `FINE_STEPS` to each side, surround the best.
@@ -44,16 +40,12 @@ EMPTY_BIN_VALUES = 1e-4
 CHUNK_ELEMENTS = 1 << 18
 
 
-def find_range(
-    statistics: TensorStatistics, method: Method, *, levels: int, symmetric: bool, percent: float = DEFAULT_PERCENT
-) -> Range:
+def find_range(statistics: TensorStatistics, method: str, *, levels: int, symmetric: bool) -> Range:
     """Return the clipping range that a method finds for a quantizer of `levels` integers, such as 255 (-127 to 127) or 256.
-
-    `minmax` and `percentile` do not depend on `levels`, and only `percentile` depends on `percent`.
 
     Raises:
         CandidateRefused: `invalid`: there is no finite value.
-        ValueError: fewer than 3 levels, or `percent` outside 50 to 100.
+        ValueError: fewer than 3 levels.
 
     >>> from tasks.ptq.calibrate.statistics import add, empty
     >>> find_range(add(empty(), np.array([-1.0, 3.0])), "minmax", levels=255, symmetric=True)
@@ -68,25 +60,17 @@ def find_range(
             expected="finite values, to find a range for",
             fix="leave the tensor in float, or calibrate with samples that reach it",
         )
-    match method:
-        case "minmax":
-            return minmax_range(statistics, symmetric=symmetric)
-        case "percentile":
-            return percentile_range(statistics, percent, symmetric=symmetric)
-        case "entropy":
-            return entropy_range(statistics, levels, symmetric=symmetric)
-        case "mse":
-            return mse_range(statistics, levels, symmetric=symmetric)
+    return METHODS[method](statistics, levels, symmetric=symmetric)
 
 
-def minmax_range(statistics: TensorStatistics, *, symmetric: bool) -> Range:
+def minmax_range(statistics: TensorStatistics, _levels: int = 0, *, symmetric: bool) -> Range:
     """Return the range from the least to the greatest value, widened to contain 0."""
     if symmetric:
         return -statistics.largest, statistics.largest
     return min(statistics.minimum, 0.0), max(statistics.maximum, 0.0)
 
 
-def percentile_range(statistics: TensorStatistics, percent: float, *, symmetric: bool) -> Range:
+def percentile_range(statistics: TensorStatistics, _levels: int = 0, *, percent: float, symmetric: bool) -> Range:
     """Return the range that clips `100 - percent` percent of the values.
 
     A symmetric range keeps `percent` of the magnitudes. An asymmetric one clips half of the rest at either end.
@@ -295,3 +279,14 @@ def _prefix(values: Floats) -> Floats:
 
 def _x_log_x(values: Floats) -> Floats:
     return values * np.log(np.where(values > 0, values, 1.0))
+
+
+# By the words of `validators.job.methods.RANGES`: from statistics and the number of levels.
+METHODS: Mapping[str, Callable[..., Range]] = {
+    "mse": mse_range,
+    "minmax": minmax_range,
+    "entropy": entropy_range,
+    "percentile": partial(percentile_range, percent=99.99),
+    "p99.9": partial(percentile_range, percent=99.9),
+    "p99.999": partial(percentile_range, percent=99.999),
+}

@@ -19,17 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.eight_bit.placement import GraphView
 from tasks.ptq.graph.edits import attribute, initializers, operator_of
-from tasks.ptq.weight_only.clipping import best_ratios
-from tasks.ptq.weight_only.int4_grid import (
-    Floats,
-    QuantizedWeight,
-    as_blocks,
-    column_chunks,
-    fit_grid,
-    join_columns,
-    quantize_on,
-    round_to_nearest,
-)
+from tasks.ptq.weight_only.clipping import output_error
+from tasks.ptq.weight_only.int4_grid import Floats, column_chunks, round_to_nearest
 from tasks.ptq.weight_only.sites import Key, Site
 from validators.graph.stored import from_array, to_array
 
@@ -86,35 +77,6 @@ def factors_for(mean_absolute: Floats, alpha: float, dtype: DTypeLike) -> Floats
     scales = np.maximum(mean_absolute / loudest, QUIETEST) ** alpha
     factors: Floats = (np.sqrt(scales.max() * scales.min()) / scales).astype(dtype).astype(np.float64)
     return factors
-
-
-def output_error(difference: Floats, gram: Floats) -> Floats:
-    """Return `||X D||^2` of each column of `difference` D (`[K, N]`), float64 `[N]`, from the Gram matrix of X (`[K, K]`)."""
-    return np.asarray(np.einsum("kn,kn->n", gram @ difference, difference))
-
-
-def clipped(layer: AwqLayer, *, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
-    """Quantize with the clipping range of each block that minimizes the output error (the authors' `auto_clip`).
-
-    Each block is evaluated with its own part of the Gram matrix, as if the others were exact. A column keeps its narrowed
-    ranges only if they lower the error under the whole matrix, so no column is worse than round to nearest.
-    """
-    parts = []
-    for columns in column_chunks(layer.weight.shape[1]):
-        part = layer.weight[:, columns].astype(np.float64)
-        plain = round_to_nearest(part, block_size=block_size, symmetric=symmetric, dtype=dtype)
-        shrink = best_ratios(part, layer.gram, block_size, symmetric, dtype)
-        narrow = _with_ratios(part, shrink, block_size, symmetric, dtype)
-        helps = output_error(narrow.dequantized() - part, layer.gram) < output_error(
-            plain.dequantized() - part, layer.gram
-        )
-        parts.append(_with_ratios(part, np.where(helps, shrink, 1.0), block_size, symmetric, dtype))
-    return join_columns(parts)
-
-
-def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
-    grid = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=shrink)
-    return quantize_on(grid, part, block_size, symmetric=symmetric)
 
 
 def _rounded_error(

@@ -15,7 +15,8 @@ from tasks.ptq.eight_bit.tied import ROWS_AT_ONCE
 from tasks.ptq.graph.edits import initializers
 from tasks.ptq.search import Form, Part
 from tasks.ptq.sensitivity import SensitivePart
-from tasks.ptq.weight_only.awq import gram_of, output_error, weight_of
+from tasks.ptq.weight_only.awq import gram_of, weight_of
+from tasks.ptq.weight_only.clipping import output_error
 from tasks.ptq.weight_only.int4_grid import MIDDLE_BYTE, Floats, round_to_bytes, round_to_nearest
 from tasks.ptq.weight_only.matmul_nbits import BlockForm, BlockWeights, grams_of, plan_weights
 from validators.graph.stored import load_model, to_array

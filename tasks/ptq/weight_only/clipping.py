@@ -1,4 +1,4 @@
-"""Search for the clipping range of each block that minimizes a layer's output error, for AWQ and for GPTQ's grid.
+"""Search for the clipping range of each block that minimizes a layer's output error, and rounding with it.
 
 J. Lin et al.: "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", MLSys 2024: `auto_clip` of the
 authors' code, with the Gram matrix in place of samples.
@@ -6,13 +6,56 @@ authors' code, with the Gram matrix in place of samples.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import DTypeLike
+from typing import Any
 
-from tasks.ptq.weight_only.int4_grid import Floats, as_blocks, encode, fit_grid
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tasks.ptq.weight_only.int4_grid import (
+    Floats,
+    QuantizedWeight,
+    as_blocks,
+    column_chunks,
+    encode,
+    fit_grid,
+    join_columns,
+    quantize_on,
+    round_to_nearest,
+)
 
 # Shares of a block's range to try: steps of a twentieth as in the authors' code, down to a half.
 RATIOS = tuple(1 - step / 20 for step in range(11))
+
+
+def output_error(difference: Floats, gram: Floats) -> Floats:
+    """Return `||X D||^2` of each column of `difference` D (`[K, N]`), float64 `[N]`, from the Gram matrix of X (`[K, K]`)."""
+    return np.asarray(np.einsum("kn,kn->n", gram @ difference, difference))
+
+
+def clipped(
+    weight: NDArray[Any], gram: Floats, *, block_size: int, symmetric: bool, dtype: DTypeLike
+) -> QuantizedWeight:
+    """Quantize a float weight `[K, N]` for inputs X with the Gram matrix `X^T X` (float64 `[K, K]`).
+
+    The clipping range of each block is the one that minimizes the output error (the authors' `auto_clip`).
+
+    Each block is evaluated with its own part of the Gram matrix, as if the others were exact. A column keeps its narrowed
+    ranges only if they lower the error under the whole matrix, so no column is worse than round to nearest.
+    """
+    parts = []
+    for columns in column_chunks(weight.shape[1]):
+        part = weight[:, columns].astype(np.float64)
+        plain = round_to_nearest(part, block_size=block_size, symmetric=symmetric, dtype=dtype)
+        shrink = best_ratios(part, gram, block_size, symmetric, dtype)
+        narrow = _with_ratios(part, shrink, block_size, symmetric, dtype)
+        helps = output_error(narrow.dequantized() - part, gram) < output_error(plain.dequantized() - part, gram)
+        parts.append(_with_ratios(part, np.where(helps, shrink, 1.0), block_size, symmetric, dtype))
+    return join_columns(parts)
+
+
+def _with_ratios(part: Floats, shrink: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> QuantizedWeight:
+    grid = fit_grid(as_blocks(part, block_size), symmetric=symmetric, dtype=dtype, shrink=shrink)
+    return quantize_on(grid, part, block_size, symmetric=symmetric)
 
 
 def best_ratios(part: Floats, gram: Floats, block_size: int, symmetric: bool, dtype: DTypeLike) -> Floats:

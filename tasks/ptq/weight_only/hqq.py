@@ -34,7 +34,7 @@ Steps = NDArray[np.float32]
 ONE_STEP = np.ones(1, np.float32)
 
 
-def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> QuantizedWeight:
+def hqq(weight: NDArray[Any], *, block_size: int, symmetric: bool = False, dtype: DTypeLike) -> QuantizedWeight:
     """Quantize a float weight `[K, N]` with the scales of asymmetric rounding and zero points by half-quadratic splitting.
 
     Zero points are fractions in `dtype`. Rounded to codes they would equal those of round to nearest (in 12 of 12 cases on
@@ -42,7 +42,12 @@ def hqq(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -> Quantized
     rather than, as by the authors, in units of the weight. Only then do `W` and `2 W` get the same codes, and the shrinkage
     threshold, which suits weights near 1, does not exceed every error of a real weight. A zero point is kept only if it
     lowers the lp norm of the block's error below that of round to nearest, and does not raise its squared error.
+
+    Raises:
+        ValueError: `symmetric`, which leaves no zero points to choose.
     """
+    if symmetric:
+        raise ValueError("symmetric: expected a zero point for each block")
     parts = []
     for columns in column_chunks(weight.shape[1]):
         part = weight[:, columns]

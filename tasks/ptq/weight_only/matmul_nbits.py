@@ -1,13 +1,9 @@
-"""Weight-only quantization: MatMul nodes with a constant weight become MatMulNBits, rounded by one of four methods.
+"""Weight-only quantization: MatMul nodes with a constant weight become MatMulNBits.
 
-rtn    round to nearest: no data, any block; INT8 has this alone, which leaves little to gain
-hqq    fractional zero points by half-quadratic splitting: no data, asymmetric
-gptq   error compensation from channel to channel, by the Gram matrix of the activations
-awq    channels scaled and ranges clipped by the Gram matrix; one Mul per activation where factors cannot be folded
-
-An embedding becomes INT8, and a tied one for the head too, rounded to nearest (see `tasks.ptq.eight_bit.tied`).
-GPTQ and AWQ treat each layer separately, with activations of the float model: activations behind quantized layers, which
-differ slightly, are not collected.
+The methods that round are in `roundings.py`; INT8, where little is left to gain, is rounded to nearest. Where factors for the
+activations cannot be folded, there is one Mul per activation. An embedding becomes INT8, and a tied one for the head too,
+rounded to nearest (see `tasks.ptq.eight_bit.tied`). Each layer is treated separately, with activations of the float model:
+activations behind quantized layers, which differ slightly, are not collected.
 """
 
 from __future__ import annotations
@@ -32,23 +28,15 @@ from tasks.ptq.graph.edits import (
     interface_of,
     scratch,
 )
-from tasks.ptq.weight_only.awq import (
-    AwqLayer,
-    Scaling,
-    clipped,
-    gram_of,
-    output_error,
-    scale_channels,
-    weight_of,
-)
-from tasks.ptq.weight_only.gptq import gptq
-from tasks.ptq.weight_only.hqq import hqq
-from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes, round_to_nearest
-from tasks.ptq.weight_only.learned import learn_blocks
+from tasks.ptq.weight_only.awq import Scaling, gram_of, scale_channels, weight_of
+from tasks.ptq.weight_only.clipping import output_error
+from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes
+from tasks.ptq.weight_only.roundings import round_blocks
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model, spilling
-from validators.job.candidate_name import BLOCK_SIZES, WeightMethod
+from validators.job.candidate_name import BLOCK_SIZES
+from validators.job.methods import ROUNDINGS, VALUES_ALONE, Rounding, words_of
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class BlockWeights:
     `embedding_bits` and a tied head `head_bits`, rounded to nearest; None means float.
     """
 
-    method: WeightMethod
+    method: str
     block_size: int
     symmetric: bool
     accuracy_level: int = 4
@@ -94,9 +82,9 @@ class BlockWeights:
     forms: Mapping[str, BlockForm] = field(default_factory=dict)
 
     @property
-    def needs_grams(self) -> bool:
-        """True if the method reads Gram matrices of the activations."""
-        return self.method in ("gptq", "awq", "learned")
+    def rounding(self) -> Rounding:
+        """The method's row of the catalogue."""
+        return ROUNDINGS[self.method]
 
 
 @spilling()
@@ -112,9 +100,9 @@ def quantize_weights(
     """Write a variant whose MatMul and Gemm nodes with a constant weight read it from blocks of INT4 or INT8.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
-    `tensors_to_collect` returns. `check` compares the float graph that AWQ has scaled with `model`. A weight that several
-    nodes read is quantized once, for all their inputs together. A weight with other readers also keeps its float form, unless
-    it is a tied embedding.
+    `tensors_to_collect` returns. `check` compares the float graph whose channels a method has scaled with `model`. A weight
+    that several nodes read is quantized once, for all their inputs together. A weight with other readers also keeps its float
+    form, unless it is a tied embedding.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
@@ -126,15 +114,15 @@ def quantize_weights(
     before = interface_of(proto.graph)
     plan = plan_weights(proto.graph, weights, exclude=exclude)
     tables, sites = plan.tables, plan.sites
-    seen = grams_of(sites, grams or {}) if weights.needs_grams else {}
+    seen = grams_of(sites, grams or {}) if weights.rounding.needs_grams else {}
     scaling = Scaling()
-    if weights.method == "awq":
+    if weights.rounding.scales_inputs:
         scaling = scale_channels(proto.graph, sites, seen, block_size=weights.block_size, symmetric=weights.symmetric)
         if check is not None and "folded" in scaling.placed.values():
             with scratch() as folder:
                 save_model(_scaled_float(proto, sites, scaling), folder / "scaled.onnx")
                 check(folder / "scaled.onnx")
-    if weights.method == "hqq":
+    if weights.rounding.has_fractions:
         weights = replace(weights, accuracy_level=0)
     new: dict[str, list[onnx.NodeProto]] = {}
     names = Names(proto.graph)
@@ -215,18 +203,22 @@ def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scalin
 
 
 def _check_settings(weights: BlockWeights) -> None:
-    wrong = None
+    method, wrong = weights.rounding, None
+    mixable = [row for row in VALUES_ALONE if row.needs_grams]
     if weights.block_size not in BLOCK_SIZES:
         wrong = f"blocks of {weights.block_size}", f"one of {BLOCK_SIZES}, which the kernel supports"
-    elif weights.method == "hqq" and weights.symmetric:
-        wrong = "symmetric HQQ", "asymmetric: HQQ chooses zero points, and a symmetric grid has none to choose"
-    elif weights.bits == 8 and (weights.method != "rtn" or not weights.symmetric):
-        wrong = f"INT8 weights by {weights.method}", "symmetric, rounded to nearest"
-    elif weights.mixed_percent and weights.method not in ("gptq", "learned"):
-        wrong = f"INT4 mixed with INT8 by {weights.method}", "gptq or learned, which know the noise of each weight"
-    elif weights.forms and (weights.mixed_percent or weights.method not in ("rtn", "gptq", "learned")):
-        by = f"with mix{weights.mixed_percent}" if weights.mixed_percent else f"by {weights.method}"
-        wrong = f"forms of weights from a search {by}", "rtn, gptq or learned, without mix"
+    elif method.has_fractions and weights.symmetric:
+        wrong = (
+            f"symmetric {method.word}",
+            "asymmetric: it chooses zero points, and a symmetric grid has none to choose",
+        )
+    elif weights.bits == 8 and ("int8-weights" not in method.precisions or not weights.symmetric):
+        wrong = f"INT8 weights by {method.word}", "symmetric, rounded to nearest"
+    elif weights.mixed_percent and method not in mixable:
+        wrong = f"INT4 mixed with INT8 by {method.word}", f"{words_of(mixable)}, which know the noise of each weight"
+    elif weights.forms and (weights.mixed_percent or method not in VALUES_ALONE):
+        by = f"with mix{weights.mixed_percent}" if weights.mixed_percent else f"by {method.word}"
+        wrong = f"forms of weights from a search {by}", f"{words_of(VALUES_ALONE)}, without mix"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -271,19 +263,12 @@ def grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram
 def _in_int4(
     weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights
 ) -> QuantizedWeight:
-    """Quantize a weight `[K, N]`. With AWQ its rows are first divided by the factors that its activation is multiplied by."""
-    size, symmetric, dtype = settings.block_size, settings.symmetric, weight.dtype
-    if settings.method == "hqq":
-        return hqq(weight, block_size=size, dtype=dtype)
-    if gram is None:
-        return round_to_nearest(weight, block_size=size, symmetric=symmetric, dtype=dtype)
-    if settings.method == "awq":
-        if factors is not None:
-            weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
-        return clipped(AwqLayer(weight, gram), block_size=size, symmetric=symmetric, dtype=dtype)
-    make = learn_blocks if settings.method == "learned" else gptq
+    """Quantize a weight `[K, N]`, its rows first divided by the factors that its activation is multiplied by, if any."""
+    size, dtype = settings.block_size, weight.dtype
+    if factors is not None and gram is not None:
+        weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
     try:
-        return make(weight, gram, block_size=size, symmetric=symmetric, dtype=dtype)
+        return round_blocks(settings.method, weight, gram, block_size=size, symmetric=settings.symmetric, dtype=dtype)
     except np.linalg.LinAlgError as error:
         raise _invalid(
             f"a Gram matrix without an inverse: {error}", "sums over finite activations", "collect it again"

@@ -37,7 +37,7 @@ class CompressedTensors:
             zeros = matrix.zero_points.astype(np.uint8)
             if (zeros != matrix.zero_points).any():
                 raise refusal(
-                    "zero points that are no whole numbers, as HQQ finds them",
+                    "zero points that are no whole numbers",
                     "whole zero points, which compressed-tensors holds",
                     "export with --gguf or --genai FOLDER",
                 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tasks.serving.checkpoint.formats import Tensors, left_in_floats
 from tasks.serving.checkpoint.names import NamedProduct, Scheme
-from tasks.serving.decoder.graph_nodes import refusal
+from tasks.serving.decoder.graph_nodes import CODES, refusal
 from tasks.serving.decoder.matrices import BlockMatrix
 
 FILE, ALGORITHM, BLOCK = "hf_quant_config.json", "W4A16_AWQ", 128
@@ -35,7 +35,7 @@ class ModelOpt:
             raise refusal(
                 f"{matrix.bits} bits in blocks of {matrix.block}{'' if symmetric else ' with zero points'}",
                 f"4 bits in blocks of {BLOCK} without zero points, for which TensorRT-LLM has kernels",
-                f"promote int4-g{BLOCK}-gptq or int4-g{BLOCK}-rtn, or export with --vllm, --gguf or --genai FOLDER",
+                f"promote int4-g{BLOCK} by {CODES}, or export with --vllm, --gguf or --genai FOLDER",
             )
         signed = (matrix.codes - np.uint8(8)) & 15
         return {

@@ -14,11 +14,14 @@ from tasks.serving.decoder.matrices import BLOCKS, BlockMatrix, FloatMatrix, Mat
 from validators.errors import JobError
 from validators.graph.graph_scope import attribute
 from validators.graph.stored import to_array
+from validators.job.methods import VALUES_ALONE, words_of
 
 TOKENS = "input_ids"
+# Methods whose codes formats hold as they are.
+CODES = words_of(VALUES_ALONE)
 
 
-def refusal(found: str, expected: str, fix: str = "promote an int4-g32 candidate of rtn or gptq") -> JobError:
+def refusal(found: str, expected: str, fix: str = f"promote an int4-g32 candidate by {CODES}") -> JobError:
     """Return the error for a variant that a format cannot hold."""
     return JobError(found=found, expected=expected, fix=fix)
 

@@ -109,14 +109,14 @@ def test_a_rounding_that_an_engine_ignores_is_refused(target: str) -> None:
     """These round INT8 weights by themselves, or to the nearest alone."""
     kind = "dynamic" if target == "torch-cuda" else "static-minmax"
     candidate = decode(f"int8-{kind}-pc@{target}")
-    with pytest.raises(CandidateRefused, match=r"INT8 .*by gptq"):
+    with pytest.raises(CandidateRefused, match=r"INT8 .*by GPTQ"):
         refuse_other_targets(replace(candidate, weight_method="gptq"), AMX)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_recipe_of_the_wide_list_is_refused(target: Engine) -> None:
     for candidate in map(decode, wide_candidates(target.name)):
-        find_target(candidate.target).refuse_recipe(candidate)
+        refuse_other_targets(candidate, AMX)
 
 
 def test_without_its_row_a_target_is_unknown_everywhere(monkeypatch: pytest.MonkeyPatch, install: Install) -> None:
@@ -281,7 +281,7 @@ def test_class_cuda_without_tensorrt_tries_onnx_runtime() -> None:
         ("bf16@ort-genai", "bfloat16"),
         ("fp16@ort-genai", "float16"),
         ("int8-static-mse-pc@openvino-decoder", "INT8 with fixed ranges"),
-        ("int8-dynamic-pc-smooth@openvino-decoder", "smoothing"),
+        ("int8-dynamic-pc-smooth@openvino-decoder", "smoothed"),
         ("fp32-fused@openvino-decoder", "float32"),
         ("fp8-amax-pc@openvino-decoder", "FP8"),
         ("int4-g32-rtn+kv8@openvino", "a cache of keys and values in INT8"),

@@ -178,5 +178,5 @@ def test_a_pass_that_changes_the_function_is_refused_by_name(
             return found
 
         monkeypatch.setattr(matmul_nbits, "scale_channels", off)
-        with pytest.raises(CandidateRefused, match="after the scaling of AWQ"):
+        with pytest.raises(CandidateRefused, match="after the scaling of awq"):
             made(wrong, candidate, tmp_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.graph.prepare import prepare_graph
 from tasks.runtimes.ort import open_session, run_batches
 from validators.errors import CandidateRefused
-from validators.job.candidate_name import RangeMethod
+from validators.job.methods import RANGES
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Samples, TensorSpec, load_samples
 
@@ -51,7 +51,7 @@ class Calibrated:
     def statistics(self) -> Path:
         return self.folder / "statistics.npz"
 
-    def ranges(self, method: RangeMethod) -> Ranges:
+    def ranges(self, method: str) -> Ranges:
         return read_ranges(self.statistics, method, symmetric=False)
 
 
@@ -195,7 +195,7 @@ def test_minmax_ranges_are_the_extremes(calibrated: Calibrated) -> None:
 
 @pytest.mark.parametrize(("method", "share"), [("p99.9", 0.999), ("percentile", 0.9999), ("p99.999", 0.99999)])
 def test_percentile_ranges_leave_out_that_share_of_the_values(
-    calibrated: Calibrated, method: RangeMethod, share: float
+    calibrated: Calibrated, method: str, share: float
 ) -> None:
     """Half of it at either end, within a bin of the histogram."""
     ranges = calibrated.ranges(method)
@@ -206,7 +206,7 @@ def test_percentile_ranges_leave_out_that_share_of_the_values(
 
 
 @pytest.mark.parametrize("method", ["entropy", "mse"])
-def test_ranges_that_cut_keep_nearly_all_values(calibrated: Calibrated, method: RangeMethod) -> None:
+def test_ranges_that_cut_keep_nearly_all_values(calibrated: Calibrated, method: str) -> None:
     for name, values in activations(calibrated.tiny, calibrated.samples.inputs["x"]).items():
         low, high = calibrated.ranges(method)[name]
         assert min(values.min(), 0) <= low + 1e-6 and high - 1e-6 <= max(values.max(), 0) and low < high
@@ -214,7 +214,7 @@ def test_ranges_that_cut_keep_nearly_all_values(calibrated: Calibrated, method: 
 
 
 def test_symmetric_ranges_reach_as_far_to_either_side(calibrated: Calibrated) -> None:
-    for method in get_args(RangeMethod):
+    for method in RANGES:
         for low, high in read_ranges(calibrated.statistics, method, symmetric=True).values():
             assert low == -high < 0
 

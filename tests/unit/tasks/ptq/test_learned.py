@@ -254,7 +254,7 @@ def test_what_would_be_rounded_to_nearest_is_refused(
         quantize_int8(decode(recipe), source_alone(network[0]), tmp_path / "kept.onnx", tmp_path / "variant.onnx")
 
 
-@pytest.mark.parametrize("recipe", ["int8-static-mse-pc-learned@torch-inductor", "int4-g32-learned@torch-cuda"])
+@pytest.mark.parametrize("recipe", ["int8-static-mse-pc-learned@torch-inductor", "int4-g64-learned@tensorrt"])
 def test_engines_with_quantizers_of_their_own_refuse_it(recipe: str) -> None:
-    with pytest.raises(CandidateRefused, match="by learned"):
+    with pytest.raises(CandidateRefused, match="with learned rounding"):
         refuse_other_targets(decode(recipe), AMX)

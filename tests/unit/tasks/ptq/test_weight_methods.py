@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.grams import Gram, collect_grams, plan_stages
-from tasks.ptq.weight_only.awq import ALPHAS, AwqLayer, clipped, factors_for, output_error, search_factors
-from tasks.ptq.weight_only.clipping import RATIOS
+from tasks.ptq.weight_only.awq import ALPHAS, AwqLayer, factors_for, search_factors
+from tasks.ptq.weight_only.clipping import RATIOS, clipped, output_error
 from tasks.ptq.weight_only.gptq import DAMPING, gptq
 from tasks.ptq.weight_only.hqq import BETA, BETA_GROWTH, ITERATIONS, NORM, hqq, shrink
 from tasks.ptq.weight_only.int4_grid import Grid, QuantizedWeight, as_blocks, fit_grid, quantize_on, round_to_nearest
@@ -208,7 +208,7 @@ def test_clipping_is_brute_force_and_harms_no_column(symmetric: bool) -> None:
     """With one block, its Gram matrix is the whole: every column has the best of all ratios, from X itself."""
     x, weight = layer(32, 10, seed=7)
     options: dict[str, Any] = {"block_size": 32, "symmetric": symmetric, "dtype": np.float32}
-    done = clipped(AwqLayer(weight, x.T @ x), **options).dequantized()
+    done = clipped(weight, x.T @ x, **options).dequantized()
     tried = []
     for ratio in RATIOS:
         grid = fit_grid(weight[None], symmetric=symmetric, dtype=np.float32, shrink=ratio)
@@ -218,7 +218,7 @@ def test_clipping_is_brute_force_and_harms_no_column(symmetric: bool) -> None:
     assert np.min(tried, axis=0).sum() < 0.95 * tried[0].sum()
 
     x, weight = layer(100, 30, seed=8)  # four blocks, the last one not full
-    done = clipped(AwqLayer(weight, x.T @ x), **options).dequantized()
+    done = clipped(weight, x.T @ x, **options).dequantized()
     plain = round_to_nearest(weight, **options).dequantized()
     errors, before = (((x @ (other - weight)) ** 2).sum(axis=0) for other in (done, plain))
     assert (errors <= before * (1 + 1e-9)).all() and errors.sum() < 0.95 * before.sum()
@@ -360,7 +360,7 @@ def test_each_method_beats_round_to_nearest_on_a_real_encoder(
         scaled = AwqLayer(weight / factors[:, None], seen.matrix * np.outer(factors, factors))
         found = {
             "gptq": gptq(weight, seen.matrix, **options).dequantized(),
-            "awq": clipped(scaled, **options).dequantized() * factors[:, None],
+            "awq": clipped(scaled.weight, scaled.gram, **options).dequantized() * factors[:, None],
         }
         if not symmetric:
             found["hqq"] = hqq(weight, block_size=block_size, dtype=np.float32).dequantized()

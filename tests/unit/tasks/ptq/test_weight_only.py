@@ -15,14 +15,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.ptq.calibrate.grams import Gram, collect_grams
 from tasks.ptq.graph.prepare import prepare_graph
-from tasks.ptq.weight_only.awq import AwqLayer, clipped, fold, search_factors
+from tasks.ptq.weight_only.awq import AwqLayer, fold, search_factors
+from tasks.ptq.weight_only.clipping import clipped
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.graph import stored as graph_module
-from validators.job.candidate_name import WeightMethod
 
 Arrays = dict[str, NDArray[Any]]
 K = 32
@@ -66,7 +66,7 @@ def operators(path: Path) -> list[str]:
 
 
 def quantized(
-    model: Path, method: WeightMethod = "rtn", *, x: NDArray[Any] | None = None, symmetric: bool = True, **options: Any
+    model: Path, method: str = "rtn", *, x: NDArray[Any] | None = None, symmetric: bool = True, **options: Any
 ) -> tuple[Path, Any]:
     """The variant in blocks of 16 at accuracy level 0, with Gram matrices of x, and the report."""
     grams = None
@@ -93,7 +93,7 @@ def quantized(
         ("learned", True),
     ],
 )
-def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: WeightMethod, symmetric: bool) -> None:
+def test_a_whole_model(tiny: Tiny, tmp_path: Path, method: str, symmetric: bool) -> None:
     """Its Gemm is split, both products run in INT4, outputs are near, and the report says what is in the file."""
     prepare_graph(tiny.model, tmp_path / "m.onnx")
     assert "Gemm" in operators(tmp_path / "m.onnx")
@@ -136,7 +136,7 @@ def test_the_codes_are_those_of_the_method(tmp_path: Path) -> None:
     expected = {
         "rtn": round_to_nearest(weight, **options).dequantized(),
         "gptq": gptq(weight, gram, **options).dequantized(),
-        "awq": clipped(scaled, **options).dequantized() * factors[:, None],
+        "awq": clipped(scaled.weight, scaled.gram, **options).dequantized() * factors[:, None],
     }
     for method, other in expected.items():
         variant, _ = quantized(model, method, x=x)  # type: ignore[arg-type]  # the parameters are literals
@@ -202,7 +202,7 @@ def test_a_weight_that_callers_may_replace_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-def test_a_shared_weight_is_quantized_once(tmp_path: Path, method: WeightMethod) -> None:
+def test_a_shared_weight_is_quantized_once(tmp_path: Path, method: str) -> None:
     """For both activations: GPTQ's codes are those of the sum of their Gram matrices; the other user reads the same bytes."""
     weight, x = normal(K, K), normal(200, K) * (LOUD if method == "awq" else 1)
     model = save(
@@ -246,7 +246,7 @@ def test_a_table_that_is_not_only_a_tied_embedding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
-def test_float16(tmp_path: Path, method: WeightMethod) -> None:
+def test_float16(tmp_path: Path, method: str) -> None:
     """Scales, zero points' companions and AWQ's factors are float16 as well; the outputs are near."""
     x = (normal(100, K) * np.geomspace(0.05, 5, K)).astype(np.float16)
     nodes = [node("MatMul", "x w", "a"), node("Tanh", "a", "b"), node("MatMul", "b v", "y")]
@@ -349,7 +349,7 @@ def test_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("options", "kind", "found"),
     [
         ({"block_size": 48}, "unsupported", "blocks of 48"),
-        ({"method": "hqq"}, "unsupported", "symmetric HQQ"),
+        ({"method": "hqq"}, "unsupported", "symmetric hqq"),
         ({"method": "learned"}, "invalid", "Gram matrix of 'x': none"),
         ({"method": "awq", "grams": {"x": Gram(np.eye(3), np.ones(3), 3)}}, "invalid", "shape \\(3, 3\\)"),
         ({"method": "gptq", "grams": {"x": Gram(-np.eye(K), np.ones(K), 3)}}, "invalid", "without an inverse"),

@@ -13,10 +13,9 @@ from validators.errors import JobError
 from validators.job.candidate_name import (
     Candidate,
     Granularity,
-    RangeMethod,
-    WeightMethod,
     decode,
 )
+from validators.job.methods import RANGES, ROUNDINGS
 from validators.targets import BUILT_IN, built_in_engines
 
 GRANULARITIES = st.sampled_from(get_args(Granularity))
@@ -30,7 +29,7 @@ CANDIDATES = st.one_of(
         Candidate,
         st.just("int8"),
         TARGET,
-        range_method=st.sampled_from(get_args(RangeMethod)),
+        range_method=st.sampled_from([*RANGES]),
         granularity=GRANULARITIES,
         every_operator=st.booleans(),
         signed_activations=st.booleans(),
@@ -50,7 +49,7 @@ CANDIDATES = st.one_of(
         st.just("int4"),
         TARGET,
         block_size=st.sampled_from(BLOCK_SIZES),
-        weight_method=st.sampled_from(get_args(WeightMethod)),
+        weight_method=st.sampled_from([*ROUNDINGS]),
         asymmetric=st.booleans(),
         fused=st.booleans(),
         bf16_floats=st.booleans(),
