@@ -37,20 +37,19 @@ class TargetFacts:
 
     `provider` runs its variants, on an NVIDIA GPU if `on_gpu`, as engines built before if `builds_engines`. An approval is tied
     to the versions of `libraries`, distributions by their name in the inventory. Precisions in `simulated` have no kernels
-    there: only their numerics are reproduced, and they are never promoted. `without` has words of names, and needs of methods
-    (`validators.job.methods`), that the target lacks: `candidates: wide` leaves such recipes out, and a method of the catalogue
-    is refused for the reason beside them; an empty reason leaves that to `Engine.refuse_recipe`. `fused_words` and `int8_words`
-    describe the candidate `fp32-fused` and the type of INT8 activations for people. A class of devices has `engines`, the
-    targets whose candidates its jobs hold, and none of its own. `runs_sources`: it opens a source's ONNX file as it is, as a
-    baseline; an engine that does not takes PyTorch programs alone. `generates`: it takes decoders alone, with their tokenizers,
-    and a request is a prompt with the tokens that follow. `needs` are instructions of the processor that some candidates need.
-    `loads_anywhere`: a version approved on another device of the same kind loads here too; `compiles`: its files are code for
-    the instructions of one processor. `rewrites`: it rewrites graphs when it loads them, may get one wrong, and may compute in
-    bfloat16 unasked. `mixes`: its kernels of INT4 weights are proven beside those of INT8. `classes` maps classes of devices
-    that the engine belongs to to its candidates in their jobs. `distributions` are the packages of which one runs its models,
-    and `beside` those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for people: its name, the
-    Hugging Face Hub's name of its library, and what tells its kernels. `documented`: there is a module `document`. `room` is
-    the folder of `tasks/engines` with its module `exports`.
+    there: only their numerics are reproduced, and they are never promoted. `without` has words of names, after the precision,
+    that the target refuses, with the reasons. `fused_words` and `int8_words` describe the candidate `fp32-fused` and the type
+    of INT8 activations for people. A class of devices has `engines`, the targets whose candidates its jobs hold, and none of
+    its own. `runs_sources`: it opens a source's ONNX file as it is, as a baseline; an engine that does not takes PyTorch
+    programs alone. `generates`: it takes decoders alone, with their tokenizers, and a request is a prompt with the tokens that
+    follow. `needs` are instructions of the processor that some candidates need. `loads_anywhere`: a version approved on another
+    device of the same kind loads here too; `compiles`: its files are code for the instructions of one processor. `rewrites`: it
+    rewrites graphs when it loads them, may get one wrong, and may compute in bfloat16 unasked. `mixes`: its kernels of INT4
+    weights are proven beside those of INT8. `classes` maps classes of devices that the engine belongs to to its candidates in
+    their jobs. `distributions` are the packages of which one runs its models, and `beside` those that consumers need as well.
+    `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face Hub's name of its library, and
+    what tells its kernels. `documented`: there is a module `document`. `room` is the folder of `tasks/engines` with its module
+    `exports`.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -112,6 +111,15 @@ class TargetFacts:
         'quantgate_tensorrt'
         """
         return f"quantgate_{self.shipped.split('.')[-2]}"
+
+    def refused_words(self, candidate: str) -> str:
+        """Return the first words in `without` that a candidate's name has; empty if it has none.
+
+        >>> TargetFacts(name="x", provider="X", default_candidates=(), without={"+fused": "why"}).refused_words("fp16+fused@x")
+        '+fused'
+        """
+        words = candidate.partition("@")[0].replace("+", "-+").partition("-")[2]
+        return next((some for some in self.without if f"-{some}-" in f"-{words}-"), "")
 
     def unmet_need(self, candidate: str, processor: Processor) -> Need | None:
         """Return the first need of a candidate, by its name, that a processor does not meet; None if it meets all.

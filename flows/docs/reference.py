@@ -148,11 +148,8 @@ def name_page() -> str:
             ("granularity", recipe.Granularity),
         )
     ]
-    methods = [
-        (f"`{row.word}`", kind, row.words, ", ".join(sorted(row.asks)))
-        for kind, rows in (("rounding", ROUNDINGS.values()), ("ranges", RANGES.values()), ("step", FLAGS))
-        for row in rows
-    ]
+    rows = {"rounding": ROUNDINGS.values(), "ranges": RANGES.values(), "step": FLAGS}
+    methods = [(f"`{row.word}`", kind, row.words) for kind, some in rows.items() for row in some]
     lists = [
         (f"`{target}`", "<br>".join(f"`{name}`" for name in facts_of(target).default_candidates))
         for target in target_names()
@@ -163,7 +160,7 @@ def name_page() -> str:
         "## Words",
         table(("part", "values"), words),
         "## Methods and steps",
-        table(("word", "of", "in words", "needs"), methods),
+        table(("word", "of", "in words"), methods),
         "## Names and what they decode to",
         table(("name", "decoded", "in short"), shown),
         "## The list `default` of each target",

@@ -15,7 +15,6 @@ from tasks.engines.catalog import find_target
 from tasks.engines.engine import RefusedPrecision
 from tasks.engines.given import take_up
 from tasks.ptq.build_variant import Materials, int8_form, weight_bits, weights_form
-from tasks.ptq.forms import refuse_any
 from tasks.ptq.graph.edits import model_bytes, notes_of
 from tasks.ptq.graph.equal_floats import parity_settings
 from tasks.runtimes.parity import relative_distance
@@ -23,10 +22,10 @@ from tasks.runtimes.runner import open_runner
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
+from validators.job.methods import ASYMMETRIC
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
-from validators.target_facts import TargetFacts
 from validators.targets import built_in_engines, facts_of
 
 # Engines round otherwise than the file says by less than a step of 8 bits in each layer.
@@ -176,7 +175,13 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
     """
     target = find_target(candidate.target)
     if not candidate.given:  # its file may hold what no recipe makes
-        _refuse_methods(candidate, target.facts)
+        if words := target.facts.refused_words(candidate.name):
+            raise CandidateRefused(
+                kind="unsupported",
+                found=f"{words!r} in {candidate.name}",
+                expected=f"a name without it: {target.facts.without[words]}",
+                fix="take another candidate",
+            )
         target.refuse_recipe(candidate)
     refused = target.refused.get(candidate.precision)
     if refused is None and candidate.precision not in target.passes:
@@ -189,6 +194,10 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
         refused = RefusedPrecision(
             f"{asked} for {{target}}",
             f"a target that runs decoders with their caches: {' or '.join(decoders)}",
+        )
+    if refused is None and candidate.rounding.fractions and not candidate.asymmetric:
+        refused = RefusedPrecision(
+            f"symmetric blocks {candidate.rounding.words} for {{target}}", f"-{ASYMMETRIC.word}: it chooses zero points"
         )
     if refused is None and candidate.mixed_percent and not target.facts.mixes:
         refused = RefusedPrecision(
@@ -225,16 +234,6 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
             expected=f"one with {' or '.join(need.instructions)}: {need.why}",
             fix=need.fix,
         )
-
-
-def _refuse_methods(candidate: Candidate, facts: TargetFacts) -> None:
-    """Refuse a candidate with a method or a step that its target lacks something for (`TargetFacts.without`)."""
-    for method in candidate.methods:
-        reason = next(filter(None, map(facts.without.get, sorted(method.needs))), "")
-        if why := facts.without.get(method.word):
-            reason = f"no -{method.word}: {why}"
-        what = f"{candidate.precision.upper()} with {method.word!r}, {method.words},"
-        refuse_any(facts.name, {what: (bool(reason), reason)})
 
 
 def session_settings(

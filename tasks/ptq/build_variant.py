@@ -217,8 +217,7 @@ def _check_learnable(candidate: Candidate, layers: Collection[str]) -> None:
     if candidate.granularity == "pt" or not layers:
         raise CandidateRefused(
             kind="unsupported",
-            found=f"INT8 {candidate.rounding.words} "
-            + ("with one scale for a whole weight" if layers else "of no layer"),
+            found=candidate.rounding.words + (" with one scale for a whole weight" if layers else " of no layer"),
             expected="a scale for each output channel of a MatMul, Gemm or Conv with a constant weight and fixed padding",
             fix=f"take -pc, or leave out -{candidate.rounding.word}",
         )
@@ -317,15 +316,8 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
     grams = materials.grams(candidate, float_model) if candidate.rounding.needs_grams else None
 
     def check(scaled: Path) -> None:
-        batch = materials.batches()[0]
-        refuse_unequal(
-            float_model,
-            scaled,
-            batch,
-            materials.libraries,
-            f"the scaling of {candidate.weight_method}",
-            "another method",
-        )
+        batch, method = materials.batches()[0], candidate.weight_method
+        refuse_unequal(float_model, scaled, batch, materials.libraries, f"the scaling of {method}", "another method")
 
     report = quantize_weights(float_model, path, weights, grams=grams, check=check)
     copies = untie(path) if materials.pairs.untied else 0

@@ -1,25 +1,11 @@
-"""Shared code of the forms for all targets: refusals of unsupported recipes, and counts of changes."""
+"""Shared code of the forms for all targets: counts of changes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from tasks.ptq.weight_only.sites import WeightOnlyReport
-from validators.errors import CandidateRefused
-
-
-def refuse_any(target: str, wrong: Mapping[str, tuple[bool, str]]) -> None:
-    """Refuse a recipe with a property that the target does not support: `{property: (has it, expected instead)}`.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    for found, (is_so, expected) in wrong.items():
-        if is_so:
-            raise CandidateRefused(
-                kind="unsupported", found=f"{found} for {target}", expected=expected, fix="take another candidate"
-            )
 
 
 def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:

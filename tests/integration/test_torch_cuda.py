@@ -122,16 +122,16 @@ def test_form_answers_like_its_source(
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("int8-static-minmax-pc", "fixed ranges"),
-        ("int8-dynamic-pt", "INT8 per tensor"),
-        ("int8-dynamic-pc-smooth", "smoothed"),
+        ("int8-static-minmax-pc", "'static'"),
+        ("int8-dynamic-pt", "'dynamic-pt'"),
+        ("int8-dynamic-pc-smooth", "'smooth'"),
         ("int8-dynamic-pc-40db", "a search for the forms"),
         ("int8-g32-rtn", "INT8 in blocks"),
-        ("int4-g16-rtn", "INT4 in blocks of 16"),
-        ("int4-g128-awq", "by AWQ"),
-        ("int4-g64-hqq", "symmetric INT4 by half-quadratic"),
-        ("int4-g128-rtn-bf16", "the rest in bfloat16"),
-        ("fp16+fused", "the fused graph"),
+        ("int4-g16-rtn", "'g16'"),
+        ("int4-g128-awq", "'awq'"),
+        ("int4-g64-hqq", "symmetric blocks by half-quadratic"),
+        ("int4-g128-rtn-bf16", "'bf16'"),
+        ("fp16+fused", "'+fused'"),
     ],
 )
 def test_recipe_without_a_form_is_refused_by_name(recipe: str, words: str) -> None:

@@ -38,25 +38,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic_core import PydanticKnownError, core_schema
 
 from validators.errors import JobError
-from validators.job.methods import (
-    ASYMMETRIC,
-    BF16_REST,
-    CORRECTED,
-    EVERY_OPERATOR,
-    FAST,
-    FLAGS,
-    MINMAX,
-    NEAREST,
-    RANGES,
-    ROTATED,
-    ROUNDINGS,
-    SIGNED,
-    SMOOTH,
-    Flag,
-    Method,
-    RangeMethod,
-    Rounding,
-)
+from validators.job import methods
+from validators.job.methods import FLAGS, MINMAX, NEAREST, RANGES, ROUNDINGS, Flag, RangeMethod, Rounding
 from validators.targets import facts_of, target_names
 
 # `int8` quantizes weights and activations, `int8-weights` the weights alone, as `int4` does.
@@ -163,11 +146,6 @@ class Candidate:
         return RANGES[self.range_method] if self.range_method else MINMAX
 
     @property
-    def methods(self) -> tuple[Method, ...]:
-        """The rows of the catalogue that the recipe takes."""
-        return (*(flag for flag in FLAGS if getattr(self, flag.field)), self.rounding, self.ranges)
-
-    @property
     def in_bf16(self) -> bool:
         """True if the runtime is asked for bfloat16 where the file says float32."""
         return self.precision == "bf16" or self.bf16_floats
@@ -202,8 +180,7 @@ class Candidate:
         """
         plain = None if self.precision == "int8" else NEAREST.word
         method = plain if self.weight_method and self.rounding.keeps_kernels else self.weight_method
-        steps: dict[str, Any] = dict.fromkeys((flag.field for flag in FLAGS if flag.keeps_kernels), False)
-        return replace(self, range_method=None, weight_method=method, **steps)
+        return replace(self, range_method=None, weight_method=method, bias_corrected=False)
 
 
 FUSED = "+fused"
@@ -265,15 +242,12 @@ class Recipe:
         return None if left else fields
 
 
-def _one_of(field: str, texts: Iterable[str], *, optional: bool = False) -> NameWord:
+def _one_of(field: str, texts: Iterable[str], optional: bool = False) -> NameWord:
     return NameWord(field, {text: text for text in texts}, optional)
 
 
-def _rounded(precision: Precision, *, optional: bool = False) -> NameWord:
-    """Return the word for the methods that round weights of a precision; where it is left out, they are rounded to nearest."""
-    return _one_of(
-        "weight_method", (row.word for row in ROUNDINGS.values() if precision in row.precisions), optional=optional
-    )
+def _rounded(precision: Precision, optional: bool = False) -> NameWord:
+    return _one_of("weight_method", (word for word, row in ROUNDINGS.items() if precision in row.precisions), optional)
 
 
 def _if(flag: Flag) -> NameWord:
@@ -282,6 +256,7 @@ def _if(flag: Flag) -> NameWord:
 
 _GRANULARITY = _one_of("granularity", get_args(Granularity))
 _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
+_SMOOTH, _ROTATED = _if(methods.SMOOTH), _if(methods.ROTATED)
 _KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
 _SEARCHED = NameWord("sqnr_db", {f"{level}db": level for level in range(1, 100)}, optional=True)
 
@@ -296,37 +271,33 @@ RECIPES: tuple[Recipe, ...] = (
         (
             _one_of("range_method", RANGES),
             _GRANULARITY,
-            _if(EVERY_OPERATOR),
-            _if(SIGNED),
-            _if(SMOOTH),
+            _if(methods.EVERY_OPERATOR),
+            _if(methods.SIGNED),
+            _SMOOTH,
             _rounded("int8", optional=True),
-            _if(CORRECTED),
-            _if(FAST),
+            _if(methods.CORRECTED),
+            _if(methods.FAST),
             _KEEP,
             _SEARCHED,
-            _if(BF16_REST),
+            _if(methods.BF16_REST),
         ),
     ),
-    Recipe(
-        "int8-dynamic",
-        {"precision": "int8", "dynamic": True},
-        (_GRANULARITY, _if(SMOOTH), _if(ROTATED), _KEEP, _SEARCHED),
-    ),
-    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, _rounded("int8-weights"), _if(ROTATED))),
+    Recipe("int8-dynamic", {"precision": "int8", "dynamic": True}, (_GRANULARITY, _SMOOTH, _ROTATED, _KEEP, _SEARCHED)),
+    Recipe("int8", {"precision": "int8-weights"}, (_BLOCK, _rounded("int8-weights"), _ROTATED)),
     Recipe(
         "int4",
         {"precision": "int4"},
         (
             _BLOCK,
             _rounded("int4"),
-            _if(ASYMMETRIC),
+            _if(methods.ASYMMETRIC),
             NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
             _SEARCHED,
-            _if(ROTATED),
-            _if(BF16_REST),
+            _ROTATED,
+            _if(methods.BF16_REST),
         ),
     ),
-    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY, _if(FAST))),
+    Recipe("fp8-amax", {"precision": "fp8"}, (_GRANULARITY, _if(methods.FAST))),
 )
 
 

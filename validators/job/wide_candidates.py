@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from validators.job.candidate_name import FUSED, decode
-from validators.job.methods import NEAREST, RANGES, ROUNDINGS
+from validators.job.candidate_name import decode
+from validators.job.methods import ASYMMETRIC, NEAREST, RANGES, ROUNDINGS
 from validators.targets import facts_of
 
 _BLOCKS = (32, 64, 128)
@@ -12,7 +12,7 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     "fp32-fused": ("fp32-fused",),
     "fp16": ("fp16",),
     "int8-static": (
-        *(f"int8-static-{row.word}-pc{rest}" for row in RANGES.values() if row.is_wide for rest in ("", "-all")),
+        *(f"int8-static-{row.word}-pc{rest}" for row in RANGES.values() if row.wide for rest in ("", "-all")),
         *("int8-static-mse-pc-smooth", "int8-static-mse-pc-bc", "int8-static-mse-pc-learned"),
         *("int8-static-mse-pc-smooth-learned", "int8-static-mse-pc-all-smooth"),
         *("int8-static-mse-pc-all-learned", "int8-static-mse-pc-all-fast"),
@@ -29,8 +29,8 @@ _RECIPES: dict[str, tuple[str, ...]] = {
         *("int8-g32-rtn+kv8", "int8-g32-rtn+kv4", "int4-g32-gptq-asym+kv8", "int4-g32-gptq-asym+kv4"),
     ),
     "int4": (
-        *(f"int4-g{size}-{row.word}" for size in _BLOCKS for row in ROUNDINGS.values() if "" in row.wide),
-        *(f"int4-g32-{row.word}-asym" for row in ROUNDINGS.values() if "-asym" in row.wide),
+        *(f"int4-g{size}-{row.word}" for size in _BLOCKS for row in ROUNDINGS.values() if row.wide),
+        *(f"int4-g32-{row.word}-{ASYMMETRIC.word}" for row in ROUNDINGS.values() if row.wide_asymmetric),
     ),
     "fp8-amax": ("fp8-amax-pc", "fp8-amax-pc-fast"),
 }
@@ -58,7 +58,5 @@ def wide_candidates(target: str) -> tuple[str, ...]:
 
 
 def _is_sensible(name: str) -> bool:
-    recipe, _, engine = name.partition("@")
-    words, facts = recipe.replace(FUSED, f"-{FUSED}").split("-"), facts_of(engine)
-    needs = {need for method in decode(name).methods for need in method.needs}
-    return words[0] not in facts.simulated and facts.without.keys().isdisjoint(needs.union(words))
+    candidate = decode(name)
+    return not candidate.is_simulated and not facts_of(candidate.target).refused_words(name)

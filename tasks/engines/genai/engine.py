@@ -11,7 +11,6 @@ from tasks.engines.genai import session as genai
 from tasks.engines.genai.facts import FACTS
 from tasks.engines.given import take_decoder
 from tasks.ptq.build_variant import Materials, int8_form, weights_form
-from tasks.ptq.forms import refuse_any
 from tasks.ptq.kv_cache import quantize_caches
 from tasks.runtimes.decoder_bytes import decoder_bytes
 from validators.errors import JobError
@@ -45,15 +44,6 @@ def _check_device() -> None:
         raise missing.refused(f"{missing.fix}: {install('genai')}")
 
 
-def _refuse_recipe(candidate: Candidate) -> None:
-    is_static = candidate.precision == "int8" and not candidate.dynamic
-    wrong = {
-        "the fused graph": (candidate.fused, "the plain one: the model builder has fused it"),
-        "INT8 with fixed ranges": (is_static, "int8-dynamic: a decoder's outliers fit no fixed range"),
-    }
-    refuse_any(candidate.target, wrong)
-
-
 def _for_decoders(make: Pass) -> Pass:
     """Return a pass that also quantizes the caches."""
 
@@ -82,7 +72,6 @@ ENGINE = Engine(
         "fp16": RefusedPrecision("float16 for {target}", "int8 or int4: a CPU computes float16 in float32"),
         "bf16": RefusedPrecision("bfloat16 for {target}", "int8 or int4: its kernels for a CPU have no bfloat16"),
     },
-    refuse_recipe=_refuse_recipe,
     check_device=_check_device,
     artifact="decoder/model.onnx",
     searches=frozenset({"int4"}),

@@ -9,7 +9,10 @@ GENAI_FACTS = TargetFacts(
     name="ort-genai",
     provider=GENAI,
     libraries={"onnxruntime-genai": ("onnxruntime-genai",)},
-    without={"+fused": "", "static": ""},
+    without={
+        "+fused": "the model builder has fused the graph",
+        "static": "a decoder's outliers fit no fixed ranges, take int8-dynamic",
+    },
     fused_words="the float decoder as the library's model builder writes it",
     generates=True,
     mixes=True,

@@ -11,10 +11,8 @@ from tasks.engines.inductor import facts
 from tasks.engines.inductor import session as inductor
 from tasks.engines.inductor.compile import compile_seconds, inductor_form, take_program
 from tasks.measure.inventory import find_gpu
-from tasks.ptq.forms import refuse_any
 from validators.errors import CandidateRefused, Missing
 from validators.job.candidate_name import Candidate
-from validators.job.methods import ASYMMETRIC, NEAREST, OUR_ROUNDING
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.target_facts import INDUCTOR, TargetFacts
@@ -42,16 +40,6 @@ def _cpu_check_device() -> None:
 
 
 def _cpu_refuse_recipe(candidate: Candidate) -> None:
-    refuse_any(
-        candidate.target,
-        {
-            "INT8 per tensor": (candidate.granularity == "pt", "-pc: its quantizer scales output channels"),
-            "the fused graph": (
-                candidate.fused and candidate.precision != "fp32",
-                "the plain one: TorchInductor fuses what it compiles",
-            ),
-        },
-    )
     if candidate.precision == "int8" and (missing := inductor.why_no_int8()):
         raise missing.refused()
 
@@ -73,8 +61,6 @@ CPU = Engine(
     takes={".pt2": take_program},
 )
 
-# aten/src/ATen/native/cuda/int4mm.cu
-INT4_GROUPS = (32, 64, 128, 256)
 # The first GPUs with products in E4M3.
 FP8_CAPABILITY = (8, 9)
 
@@ -128,35 +114,6 @@ def _cuda_check_device() -> None:
 
 
 def _cuda_refuse_recipe(candidate: Candidate) -> None:
-    refuse_any(
-        candidate.target,
-        {
-            f"INT8 {candidate.rounding.words}": (
-                candidate.precision == "int8" and candidate.rounding != NEAREST,
-                facts.CPU.without[OUR_ROUNDING],
-            ),
-            "INT8 with fixed ranges": (
-                candidate.precision == "int8" and not candidate.dynamic,
-                "int8-dynamic-pc: a scale for each row of activations, at run time",
-            ),
-            "INT8 per tensor": (
-                candidate.precision == "int8" and candidate.granularity == "pt",
-                "-pc: scales of output channels",
-            ),
-            f"symmetric INT4 {candidate.rounding.words}": (
-                candidate.rounding.has_fractions and not candidate.asymmetric,
-                f"-{ASYMMETRIC.word}: it searches for zero points",
-            ),
-            f"INT4 in blocks of {candidate.block_size}": (
-                candidate.precision == "int4" and candidate.block_size not in INT4_GROUPS,
-                "32, 64, 128 or 256: its kernel takes no others",
-            ),
-            "the fused graph": (
-                candidate.fused and candidate.precision != "fp32",
-                "the plain one: TorchInductor fuses what it compiles",
-            ),
-        },
-    )
     if candidate.precision != "fp8":
         return
     gpu = find_gpu()

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from validators.job.methods import (
-    BF16_REST,
-    CORRECTED,
-    EVERY_OPERATOR,
-    FAST,
-    OUR_RANGES,
-    OUR_ROUNDING,
-    RANGES,
-    SCALED_INPUTS,
-    SIGNED,
-    SMOOTH,
-    words_of,
-)
+from validators.job import methods
 from validators.processors import TORCH_BF16
 from validators.target_facts import INDUCTOR, INDUCTOR_CUDA, TargetFacts, bfloat16
 
@@ -25,16 +13,16 @@ CPU = TargetFacts(
     provider=INDUCTOR,
     libraries={"torch": ("torch",), "torchao": ("torchao",)},
     without={
-        "pt": "",
-        "+fused": "",
-        OUR_RANGES: f"{words_of(row for row in RANGES.values() if row.observer)}: its quantizer has no other observers",
-        OUR_ROUNDING: "the name without it: torch rounds to the nearest",
-        EVERY_OPERATOR.word: "its quantizer chooses the operators",
-        SIGNED.word: "its kernels take UINT8",
-        SMOOTH.word: "it rewrites ONNX graphs",
-        CORRECTED.word: "it rewrites ONNX graphs",
-        FAST.word: "slow products are found in profiles of ONNX Runtime",
-        BF16_REST.word: "take bf16, or leave the rest in float32",
+        "pt": "its quantizer scales output channels",
+        "+fused": "TorchInductor fuses what it compiles",
+        methods.EVERY_OPERATOR.word: "its quantizer chooses the operators",
+        methods.SIGNED.word: "its kernels take UINT8",
+        methods.SMOOTH.word: "it rewrites ONNX graphs",
+        methods.CORRECTED.word: "it rewrites ONNX graphs",
+        methods.FAST.word: "slow products are found in profiles of ONNX Runtime",
+        methods.BF16_REST.word: "the rest is computed in float32",
+        **dict.fromkeys(methods.UNOBSERVED, "its quantizer has no observer that finds these ranges"),
+        **dict.fromkeys(methods.NOT_NEAREST, "its quantizer rounds to the nearest"),
     },
     fused_words="the float model as TorchInductor compiles it",
     runs_sources=False,
@@ -70,13 +58,14 @@ CUDA = replace(
     provider=INDUCTOR_CUDA,
     libraries={"torch": ("torch",)},
     without={
-        "static": "",
-        "pt": "",
-        FAST.word: "",
-        "+fused": "",
-        SMOOTH.word: "it rewrites ONNX graphs",
-        SCALED_INPUTS: "a method that leaves activations as they are: factors are multiplied into ONNX graphs",
-        BF16_REST.word: "what is left in float is in bfloat16 anyway",
+        "static": "it has no fixed ranges, but a scale for each row of activations: int8-dynamic-pc",
+        "dynamic-pt": "a weight has a scale for each output channel",
+        "g16": "its kernel takes blocks of 32, 64, 128 or 256",
+        "+fused": "TorchInductor fuses what it compiles",
+        methods.SMOOTH.word: "it rewrites ONNX graphs",
+        methods.FAST.word: "slow products are found in profiles of ONNX Runtime",
+        methods.BF16_REST.word: "what is left in float is in bfloat16 anyway",
+        **dict.fromkeys(methods.SCALING, "it rewrites ONNX graphs"),
     },
     int8_words="INT8",
     needs=(),

@@ -21,7 +21,7 @@ from torch.nn import functional
 from tasks.engines.inductor.grams import grams
 from tasks.engines.inductor.programs import IN_HALF, Tensors, in_half
 from tasks.ptq.weight_only.int4_grid import MIDDLE_CODE, QuantizedWeight
-from tasks.ptq.weight_only.roundings import round_blocks
+from tasks.ptq.weight_only.roundings import BLOCKS
 from validators.job.methods import NEAREST, ROUNDINGS, Rounding
 
 aten = torch.ops.aten
@@ -241,13 +241,11 @@ def _fp8(recipe: dict[str, Any], _device: torch.device) -> _Make:
 
 
 def _int4(recipe: dict[str, Any], device: torch.device) -> _Make:
-    size, symmetric, method = recipe["block_size"], not recipe["asymmetric"], _rounding(recipe).word
+    size, symmetric, round_blocks = recipe["block_size"], not recipe["asymmetric"], BLOCKS[_rounding(recipe).word]
 
     def make(weight: torch.Tensor, gram: torch.Tensor | None) -> torch.nn.Module:
         values, sums = weight.t().cpu().numpy(), None if gram is None else gram.numpy()
-        return Int4Weight(
-            round_blocks(method, values, sums, block_size=size, symmetric=symmetric, dtype=np.float32), device
-        )
+        return Int4Weight(round_blocks(values, sums, block_size=size, symmetric=symmetric, dtype=np.float32), device)
 
     return make
 

@@ -12,7 +12,6 @@ from tasks.engines.openvino import session as openvino
 from tasks.engines.openvino.facts import FACTS
 from tasks.engines.openvino.pairs import PAIRS
 from tasks.ptq.build_variant import Materials, int8_form, plain_float_form, weights_form
-from tasks.ptq.forms import refuse_any
 from tasks.runtimes.kernels import Costs
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate
@@ -66,21 +65,6 @@ def _check_device() -> None:
         raise missing.refused("" if openvino.installed_version() else f"{missing.fix}: {install('openvino')}")
 
 
-def refuse_recipe(candidate: Candidate) -> None:
-    """Refuse a recipe that OpenVINO does not support.
-
-    Raises:
-        CandidateRefused: `unsupported`.
-    """
-    wrong = {
-        "the fused graph": (
-            candidate.fused and candidate.precision != "fp32",
-            "the plain one: it fuses attention, sums and normalizations itself",
-        ),
-    }
-    refuse_any(candidate.target, wrong)
-
-
 def _profile_costs(models: Sequence[Path], batch: Arrays, settings: SessionSettings) -> list[Costs]:
     from tasks.engines.openvino.coverage import profile_costs  # needs the package, too
 
@@ -106,7 +90,6 @@ ENGINE = Engine(
             "bf16: a CPU computes float16 in float32, and OpenVINO would keep the weights in float32 too",
         ),
     },
-    refuse_recipe=refuse_recipe,
     check_device=_check_device,
     searches=frozenset({"int8"}),
     profile_costs=_profile_costs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validators.job.methods import FAST, SIGNED
+from validators.job import methods
 from validators.processors import OPENVINO_BF16, VNNI
 from validators.target_facts import OPENVINO, Need, TargetFacts, bfloat16
 
@@ -26,9 +26,9 @@ OPENVINO_FACTS = TargetFacts(
     provider=OPENVINO,
     libraries={"openvino": ("openvino",)},
     without={
-        "+fused": "",
-        FAST.word: "it reads the profile of ort-cpu",
-        SIGNED.word: "activations have a sign where they need one",
+        "+fused": "it fuses attention, sums and normalizations itself",
+        methods.FAST.word: "slow products are found in the profile of ort-cpu",
+        methods.SIGNED.word: "activations have a sign where they need one",
     },
     fused_words="the float model as OpenVINO fuses it when it loads, computed in float32",
     int8_words="INT8 or UINT8",

@@ -14,7 +14,6 @@ from tasks.engines.openvino_decoder.facts import FACTS
 from tasks.engines.openvino_decoder.session import refuse_attention
 from tasks.ptq.build_variant import Materials, int8_form, weights_form
 from tasks.ptq.eight_bit.tied import retie
-from tasks.ptq.forms import refuse_any
 from tasks.runtimes.decoder_bytes import decoder_bytes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model
@@ -49,17 +48,6 @@ def _session(
     # Activations of products with weights in blocks are quantized in groups of 32 channels, which every block divides into.
     grouped = {} if candidate.dynamic or openvino.GROUP in provider_options else {openvino.GROUP: "32"}
     return replace(settings, provider=OPENVINO_DECODER, provider_options=settings.provider_options | grouped | chosen)
-
-
-def _refuse_recipe(candidate: Candidate) -> None:
-    openvino.refuse_recipe(candidate)
-    wrong = {
-        "INT8 with fixed ranges": (
-            candidate.precision == "int8" and not candidate.dynamic,
-            "int8-dynamic: a decoder's outliers fit no fixed range",
-        ),
-    }
-    refuse_any(candidate.target, wrong)
 
 
 def _float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -116,7 +104,6 @@ ENGINE = Engine(
         **openvino.ENGINE.refused,
         "fp32": RefusedPrecision("float32 for {target}", "bf16, or the baseline, which OpenVINO fuses when it loads"),
     },
-    refuse_recipe=_refuse_recipe,
     check_device=openvino.ENGINE.check_device,
     artifact="decoder/model.onnx",
     searches=frozenset({"int4"}),

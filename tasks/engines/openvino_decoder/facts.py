@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.engines.openvino.facts import OPENVINO_FACTS, openvino_needs
-from validators.job.methods import CORRECTED, SMOOTH
+from validators.job import methods
 from validators.target_facts import OPENVINO_DECODER, TargetFacts
 
 DECODER = TargetFacts(
@@ -12,9 +12,9 @@ DECODER = TargetFacts(
     libraries={"openvino": ("openvino",)},
     without={
         **OPENVINO_FACTS.without,
-        "static": "",
-        SMOOTH.word: "its groups of channels have scales of their own",
-        CORRECTED.word: "a decoder has few biases",
+        "static": "a decoder's outliers fit no fixed ranges, take int8-dynamic",
+        methods.SMOOTH.word: "its groups of channels have scales of their own",
+        methods.CORRECTED.word: "a decoder has few biases",
     },
     fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
     generates=True,

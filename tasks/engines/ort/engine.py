@@ -8,13 +8,12 @@ from tasks.engines.availability import NO_GPU, Availability, describe_missing, i
 from tasks.engines.engine import Engine, RefusedPrecision
 from tasks.engines.given import take_onnx
 from tasks.engines.ort import facts
-from tasks.engines.ort.forms import BLOCK_SIZES, cuda_form
+from tasks.engines.ort.forms import cuda_form
 from tasks.engines.ort.lint import observe_session
 from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
-from tasks.ptq.forms import refuse_any
 from tasks.ptq.slow_parts import profile_costs
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.job.candidate_name import Candidate
@@ -85,20 +84,6 @@ def _cuda_availability(providers: Collection[str]) -> Availability:
     return Availability(True, f"{CUDA_PROVIDER} on {where}")
 
 
-def _refuse_cuda_recipe(candidate: Candidate) -> None:
-    wrong = {
-        f"{candidate.precision} on the fused graph": (
-            candidate.fused and candidate.precision in ("fp16", "int4"),
-            "the plain one, which becomes float16: fused operators are no ONNX",
-        ),
-        f"INT4 in blocks of {candidate.block_size}": (
-            candidate.block_size not in (None, *BLOCK_SIZES),
-            "16 to 128: the CUDA provider has no kernel for others",
-        ),
-    }
-    refuse_any(candidate.target, wrong)
-
-
 CUDA = Engine(
     facts=facts.CUDA,
     passes={"fp32": fused_float_form, "fp16": cuda_form, "int4": cuda_form},
@@ -108,7 +93,6 @@ CUDA = Engine(
         "int8": RefusedPrecision("INT8 for {target}", _NO_PAIRS),
         "fp8": RefusedPrecision("FP8 for {target}", _NO_PAIRS),
     },
-    refuse_recipe=_refuse_cuda_recipe,
     why_unmeasured=why_missing,
     lint_rules=CUDA_RULES,
     takes={".onnx": take_onnx},

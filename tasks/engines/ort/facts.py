@@ -87,6 +87,7 @@ CUDA = TargetFacts(
     name="ort-cuda",
     provider=CUDA_PROVIDER,
     libraries={"cublas": ("nvidia-cublas",), "cudnn": ("nvidia-cudnn-cu13",)},
+    without={"+fused": "fused operators are no ONNX", "g256": "it has kernels for blocks of 16 to 128"},
     # The provider has no kernels for pairs of INT8 or FP8.
     default_candidates=(
         "fp32-fused@ort-cuda",

@@ -13,28 +13,11 @@ from tasks.engines.tensorrt.forms import tensorrt_form
 from tasks.engines.tensorrt.lint import observe_parser
 from tasks.engines.tensorrt.rules import TENSORRT_RULES
 from tasks.measure.inventory import find_gpu, take_inventory
-from tasks.ptq.forms import refuse_any
-from tasks.ptq.weight_only.int4_blocks import BLOCK_SIZES
 from validators.errors import Missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.target_facts import TENSORRT
-
-
-def _refuse_recipe(candidate: Candidate) -> None:
-    wrong = {
-        "the fused graph": (
-            candidate.fused and candidate.precision != "fp32",
-            "the plain one: fused operators are no ONNX",
-        ),
-        "INT8 with ranges at run time": (candidate.dynamic, "int8-static: it has no such kernels"),
-        f"INT4 in blocks of {candidate.block_size}": (
-            candidate.block_size not in (None, *BLOCK_SIZES),
-            "64 or 128, which it fuses with the product",
-        ),
-    }
-    refuse_any(candidate.target, wrong)
 
 
 def _session(
@@ -73,7 +56,6 @@ ENGINE = Engine(
     session=_session,
     availability=_availability,
     refused={"fp32": RefusedPrecision("the fused graph for {target}", "the plain one: fused operators are no ONNX")},
-    refuse_recipe=_refuse_recipe,
     why_unmeasured=_why_unmeasured,
     lint_rules=TENSORRT_RULES,
     observe=observe_parser,

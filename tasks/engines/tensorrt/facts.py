@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from validators.job.methods import ASYMMETRIC, CORRECTED, NEAREST, OUR_ROUNDING
+from validators.job import methods
 from validators.target_facts import TENSORRT, TargetFacts
 
 CANDIDATES = (
@@ -20,10 +20,12 @@ TENSORRT_FACTS = TargetFacts(
     provider=TENSORRT,
     libraries={"tensorrt": ("tensorrt", "tensorrt-cu13"), "tensorrt_rtx": ("tensorrt-rtx",)},
     without={
-        "g32": "",
-        ASYMMETRIC.word: "it parses no zero point but 0",
-        CORRECTED.word: "corrections are measured on the CPU's integers",
-        OUR_ROUNDING: f"{NEAREST.word}: the other methods have scales below zero, which it does not take",
+        "+fused": "fused operators are no ONNX",
+        "dynamic": "it has no INT8 kernels with ranges at run time",
+        **dict.fromkeys(("g16", "g32", "g256"), "it fuses blocks of 64 or 128 with the product"),
+        methods.ASYMMETRIC.word: "it parses no zero point but 0",
+        methods.CORRECTED.word: "corrections are measured on the CPU's integers",
+        **dict.fromkeys(methods.NOT_NEAREST, "their scales are below zero, which it does not take"),
     },
     default_candidates=CANDIDATES,
     on_gpu=True,

@@ -24,7 +24,6 @@ from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.calibrate.watched import open_watched, split_by_memory
 from tasks.ptq.graph.edits import scratch
 from validators.errors import CandidateRefused
-from validators.job.methods import ROUNDINGS, words_of
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
@@ -141,13 +140,11 @@ def plan_stages(
             at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
         needed = values + at_work[name]
         if needed > budget:
-            data_free = (row for row in ROUNDINGS.values() if not row.needs_grams)
             raise CandidateRefused(
                 kind="unsupported",
                 found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
                 expected=f"at most {max_memory_mb:g} MB",
-                fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), "
-                f"or take INT4 by {words_of(data_free)} without any",
+                fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take a rounding of INT4 without any",
             )
         held[name] = values + _matrix_bytes(what)
     return split_by_memory(held, at_work, budget)

@@ -1,8 +1,4 @@
-"""Settings of INT8 weights, and the table of methods that round them.
-
-To add a method, write it with the signature of `round_to_nearest`, add a row to `METHODS`, and add its word to
-`validators.job.candidate_name`.
-"""
+"""Settings of INT8 weights, and the functions that round them."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from tasks.ptq.calibrate.patches import Patches
 from tasks.ptq.descent import Floats, damped, descend
 from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT, WeightBits, fit_weight, store_weight
 from tasks.ptq.graph.edits import attribute, name_nodes, output_channel_axis, weighted_nodes
+from validators.job.methods import NEAREST
 
 # The weight, the axis of its output channels or None, the bits, and the least scales, as `fit_weight` takes them, and the Gram
 # matrix of the layer's inputs, if there is one; returns the INT8 codes in the shape of the weight, and the scales.
@@ -68,6 +65,7 @@ def learn(
     return np.ascontiguousarray(learned), found.reshape(-1).astype(scales.dtype)
 
 
+# By the words of `validators.job.methods.ROUNDINGS`.
 METHODS: Mapping[str, Method] = {"rtn": round_to_nearest, "learned": learn}
 
 
@@ -77,7 +75,7 @@ class Int8Weights:
 
     per_channel: bool = True
     bits: WeightBits = 8
-    method: str = "rtn"
+    method: str = NEAREST.word
 
     def quantize(
         self,

@@ -42,12 +42,8 @@ def hqq(weight: NDArray[Any], *, block_size: int, symmetric: bool = False, dtype
     rather than, as by the authors, in units of the weight. Only then do `W` and `2 W` get the same codes, and the shrinkage
     threshold, which suits weights near 1, does not exceed every error of a real weight. A zero point is kept only if it
     lowers the lp norm of the block's error below that of round to nearest, and does not raise its squared error.
-
-    Raises:
-        ValueError: `symmetric`, which leaves no zero points to choose.
     """
-    if symmetric:
-        raise ValueError("symmetric: expected a zero point for each block")
+    assert not symmetric, "symmetric blocks have no zero points to choose"
     parts = []
     for columns in column_chunks(weight.shape[1]):
         part = weight[:, columns]

@@ -31,12 +31,12 @@ from tasks.ptq.graph.edits import (
 from tasks.ptq.weight_only.awq import Scaling, gram_of, scale_channels, weight_of
 from tasks.ptq.weight_only.clipping import output_error
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes
-from tasks.ptq.weight_only.roundings import round_blocks
+from tasks.ptq.weight_only.roundings import BLOCKS
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model, spilling
 from validators.job.candidate_name import BLOCK_SIZES
-from validators.job.methods import ROUNDINGS, VALUES_ALONE, Rounding, words_of
+from validators.job.methods import ROUNDINGS, VALUES_ALONE, Rounding
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def quantize_weights(
             with scratch() as folder:
                 save_model(_scaled_float(proto, sites, scaling), folder / "scaled.onnx")
                 check(folder / "scaled.onnx")
-    if weights.rounding.has_fractions:
+    if weights.rounding.fractions:
         weights = replace(weights, accuracy_level=0)
     new: dict[str, list[onnx.NodeProto]] = {}
     names = Names(proto.graph)
@@ -204,21 +204,16 @@ def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scalin
 
 def _check_settings(weights: BlockWeights) -> None:
     method, wrong = weights.rounding, None
-    mixable = [row for row in VALUES_ALONE if row.needs_grams]
+    mixable = [word for word in VALUES_ALONE if ROUNDINGS[word].needs_grams]
     if weights.block_size not in BLOCK_SIZES:
         wrong = f"blocks of {weights.block_size}", f"one of {BLOCK_SIZES}, which the kernel supports"
-    elif method.has_fractions and weights.symmetric:
-        wrong = (
-            f"symmetric {method.word}",
-            "asymmetric: it chooses zero points, and a symmetric grid has none to choose",
-        )
     elif weights.bits == 8 and ("int8-weights" not in method.precisions or not weights.symmetric):
         wrong = f"INT8 weights by {method.word}", "symmetric, rounded to nearest"
-    elif weights.mixed_percent and method not in mixable:
-        wrong = f"INT4 mixed with INT8 by {method.word}", f"{words_of(mixable)}, which know the noise of each weight"
-    elif weights.forms and (weights.mixed_percent or method not in VALUES_ALONE):
+    elif weights.mixed_percent and method.word not in mixable:
+        wrong = f"INT4 mixed with INT8 by {method.word}", f"{' or '.join(mixable)}, which know the noise of each weight"
+    elif weights.forms and (weights.mixed_percent or method.word not in VALUES_ALONE):
         by = f"with mix{weights.mixed_percent}" if weights.mixed_percent else f"by {method.word}"
-        wrong = f"forms of weights from a search {by}", f"{words_of(VALUES_ALONE)}, without mix"
+        wrong = f"forms of weights from a search {by}", f"{' or '.join(VALUES_ALONE)}, without mix"
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -268,7 +263,7 @@ def _in_int4(
     if factors is not None and gram is not None:
         weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
     try:
-        return round_blocks(settings.method, weight, gram, block_size=size, symmetric=settings.symmetric, dtype=dtype)
+        return BLOCKS[settings.method](weight, gram, block_size=size, symmetric=settings.symmetric, dtype=dtype)
     except np.linalg.LinAlgError as error:
         raise _invalid(
             f"a Gram matrix without an inverse: {error}", "sums over finite activations", "collect it again"

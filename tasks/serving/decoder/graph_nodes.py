@@ -14,11 +14,11 @@ from tasks.serving.decoder.matrices import BLOCKS, BlockMatrix, FloatMatrix, Mat
 from validators.errors import JobError
 from validators.graph.graph_scope import attribute
 from validators.graph.stored import to_array
-from validators.job.methods import VALUES_ALONE, words_of
+from validators.job.methods import VALUES_ALONE
 
 TOKENS = "input_ids"
 # Methods whose codes formats hold as they are.
-CODES = words_of(VALUES_ALONE)
+CODES = " or ".join(VALUES_ALONE)
 
 
 def refusal(found: str, expected: str, fix: str = f"promote an int4-g32 candidate by {CODES}") -> JobError:

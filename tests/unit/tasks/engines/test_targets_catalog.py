@@ -107,10 +107,8 @@ def test_every_target_has_every_fact(target: Engine) -> None:
 @pytest.mark.parametrize("target", ["torch-inductor", "torch-cuda", "tensorrt"])
 def test_a_rounding_that_an_engine_ignores_is_refused(target: str) -> None:
     """These round INT8 weights by themselves, or to the nearest alone."""
-    kind = "dynamic" if target == "torch-cuda" else "static-minmax"
-    candidate = decode(f"int8-{kind}-pc@{target}")
-    with pytest.raises(CandidateRefused, match=r"INT8 .*by GPTQ"):
-        refuse_other_targets(replace(candidate, weight_method="gptq"), AMX)
+    with pytest.raises(CandidateRefused, match="static" if target == "torch-cuda" else "learned"):
+        refuse_other_targets(decode(f"int8-static-minmax-pc-learned@{target}"), AMX)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -275,17 +273,18 @@ def test_class_cuda_without_tensorrt_tries_onnx_runtime() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("int8-static-mse-pc@ort-genai", "INT8 with fixed ranges"),
-        ("int8-dynamic-pc+fused@ort-genai", "the fused graph"),
+        ("int8-static-mse-pc@ort-genai", "'static'"),
+        ("int8-dynamic-pc+fused@ort-genai", "'+fused'"),
         ("fp8-amax-pc@ort-genai", "FP8"),
         ("bf16@ort-genai", "bfloat16"),
         ("fp16@ort-genai", "float16"),
-        ("int8-static-mse-pc@openvino-decoder", "INT8 with fixed ranges"),
-        ("int8-dynamic-pc-smooth@openvino-decoder", "smoothed"),
+        ("int8-static-mse-pc@openvino-decoder", "'static'"),
+        ("int8-dynamic-pc-smooth@openvino-decoder", "'smooth'"),
         ("fp32-fused@openvino-decoder", "float32"),
         ("fp8-amax-pc@openvino-decoder", "FP8"),
         ("int4-g32-rtn+kv8@openvino", "a cache of keys and values in INT8"),
         ("int4-g32-rtn-rot@ort-cpu", "a rotated graph"),
+        ("int4-g32-hqq@ort-cpu", "symmetric blocks by half-quadratic splitting"),
     ],
 )
 def test_a_target_refuses_recipes_that_it_has_no_kernels_for(recipe: str, words: str) -> None:

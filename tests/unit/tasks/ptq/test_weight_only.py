@@ -349,7 +349,6 @@ def test_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("options", "kind", "found"),
     [
         ({"block_size": 48}, "unsupported", "blocks of 48"),
-        ({"method": "hqq"}, "unsupported", "symmetric hqq"),
         ({"method": "learned"}, "invalid", "Gram matrix of 'x': none"),
         ({"method": "awq", "grams": {"x": Gram(np.eye(3), np.ones(3), 3)}}, "invalid", "shape \\(3, 3\\)"),
         ({"method": "gptq", "grams": {"x": Gram(-np.eye(K), np.ones(K), 3)}}, "invalid", "without an inverse"),
