@@ -22,7 +22,7 @@ from tasks.runtimes.runner import open_runner
 from validators.digests import digest_model, digest_values
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
-from validators.job.methods import ASYMMETRIC
+from validators.job.methods import ASYMMETRIC, FAST
 from validators.processors import VNNI, Processor
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings, Variant
@@ -210,7 +210,9 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
             "a search for the forms of {precision} parts for {target}", "a candidate without -<N>db"
         )
     if refused is None and candidate.fast and candidate.precision == "fp8" and not target.facts.builds_engines:
-        refused = RefusedPrecision("FP8 products left in float for {target}", "fp8 without -fast, or for tensorrt")
+        refused = RefusedPrecision(
+            "FP8 products left in float for {target}", f"fp8 without -{FAST.word}, or for tensorrt"
+        )
     if refused is None and candidate.in_bf16 and "bf16" not in target.passes:
         refused = RefusedPrecision("bfloat16 for {target}", "a candidate without bf16")
     if refused:

@@ -34,8 +34,9 @@ from tasks.ptq.weight_only.sites import tensors_to_collect
 from validators.errors import CandidateRefused
 from validators.graph.source_graph import opset_of
 from validators.graph.stored import load_model, save_model
-from validators.job.candidate_name import CacheBits, Candidate
+from validators.job.candidate_name import FUSED, CacheBits, Candidate
 from validators.job.given_file import GivenFile
+from validators.job.methods import FAST, ROTATED, SMOOTH
 from validators.processors import Processor
 from validators.records.libraries import Libraries
 from validators.samples.datasets import Arrays
@@ -171,7 +172,7 @@ def slow_parts_of(candidate: Candidate, materials: Materials) -> SlowParts:
         kind="unsupported",
         found=lacking,
         expected=expected,
-        fix="take the candidate without -fast, which is the same",
+        fix=f"take the candidate without -{FAST.word}, which is the same",
     )
 
 
@@ -275,14 +276,14 @@ def float_graph(candidate: Candidate, materials: Materials) -> Path:
             kind="unsupported",
             found="SmoothQuant on the fused graph",
             expected="the unfused graph, whose activations SmoothQuant measures",
-            fix="leave out +fused, or -smooth",
+            fix=f"leave out {FUSED}, or -{SMOOTH.word}",
         )
     if candidate.rotated and (candidate.smooth or candidate.fused):
         raise CandidateRefused(
             kind="unsupported",
             found="a rotation with " + ("SmoothQuant" if candidate.smooth else "the transformer fusions"),
             expected="one of them: each rewrites the prepared graph",
-            fix="leave out -rot",
+            fix=f"leave out -{ROTATED.word}",
         )
     if candidate.smooth:
         return materials.smoothed().path

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from validators.job.candidate_name import decode
-from validators.job.methods import ASYMMETRIC, NEAREST, RANGES, ROUNDINGS
+from validators.job.methods import ASYMMETRIC, EVERY_OPERATOR, NEAREST, RANGES, ROUNDINGS
 from validators.targets import facts_of
 
 _BLOCKS = (32, 64, 128)
+_ALL = f"-{EVERY_OPERATOR.word}"
 # By the words that a kind of name begins with.
 _RECIPES: dict[str, tuple[str, ...]] = {
     "fp32-fused": ("fp32-fused",),
     "fp16": ("fp16",),
     "int8-static": (
-        *(f"int8-static-{row.word}-pc{rest}" for row in RANGES.values() if row.wide for rest in ("", "-all")),
+        *(f"int8-static-{row.word}-pc{rest}" for row in RANGES.values() if row.wide for rest in ("", _ALL)),
         *("int8-static-mse-pc-smooth", "int8-static-mse-pc-bc", "int8-static-mse-pc-learned"),
         *("int8-static-mse-pc-smooth-learned", "int8-static-mse-pc-all-smooth"),
         *("int8-static-mse-pc-all-learned", "int8-static-mse-pc-all-fast"),

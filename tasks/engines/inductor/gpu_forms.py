@@ -22,7 +22,7 @@ from tasks.engines.inductor.grams import grams
 from tasks.engines.inductor.programs import IN_HALF, Tensors, in_half
 from tasks.ptq.weight_only.int4_grid import MIDDLE_CODE, QuantizedWeight
 from tasks.ptq.weight_only.roundings import BLOCKS
-from validators.job.methods import NEAREST, ROUNDINGS, Rounding
+from validators.job.methods import NEAREST, ROUNDINGS
 
 aten = torch.ops.aten
 # aten/src/ATen/native/cuda/Blas.cpp: `_int_mm` takes more than 16 rows, and sizes that are multiples of 8; `_scaled_mm`
@@ -185,7 +185,7 @@ def _layers(
     for site in sites:
         readers.setdefault(str(site.node.args[0]), []).append(site)
     seen: Iterable[tuple[str, torch.Tensor | None]] = ((name, None) for name in readers)
-    if _rounding(recipe).needs_grams:
+    if ROUNDINGS.get(recipe["weight_method"], NEAREST).needs_grams:
         seen = grams(module, {name: read[0].weight.shape[1] for name, read in readers.items()}, batches)
     for name, gram in seen:
         for site in readers[name]:
@@ -241,17 +241,13 @@ def _fp8(recipe: dict[str, Any], _device: torch.device) -> _Make:
 
 
 def _int4(recipe: dict[str, Any], device: torch.device) -> _Make:
-    size, symmetric, round_blocks = recipe["block_size"], not recipe["asymmetric"], BLOCKS[_rounding(recipe).word]
+    size, symmetric, round_blocks = recipe["block_size"], not recipe["asymmetric"], BLOCKS[recipe["weight_method"]]
 
     def make(weight: torch.Tensor, gram: torch.Tensor | None) -> torch.nn.Module:
         values, sums = weight.t().cpu().numpy(), None if gram is None else gram.numpy()
         return Int4Weight(round_blocks(values, sums, block_size=size, symmetric=symmetric, dtype=np.float32), device)
 
     return make
-
-
-def _rounding(recipe: dict[str, Any]) -> Rounding:
-    return ROUNDINGS.get(recipe["weight_method"], NEAREST)
 
 
 _LAYERS: dict[str, Callable[[dict[str, Any], torch.device], _Make]] = {"int8": _int8, "fp8": _fp8, "int4": _int4}
