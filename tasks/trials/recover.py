@@ -216,9 +216,8 @@ def is_recoverable(name: str) -> bool:
     """Return True if recovery can make a candidate of this name again with other forms of its parts."""
     candidate = decode(name)
     is_plain = not (candidate.given or candidate.sqnr_db or candidate.mixed_percent)
-    return (
-        is_plain and candidate.rounding.keeps_kernels and candidate.precision in find_target(candidate.target).searches
-    )
+    is_searched = candidate.precision in find_target(candidate.target).searches
+    return is_plain and is_searched and candidate.rounding.keeps_kernels
 
 
 def _as_record(own: Assigned, point: Assigned, trial: Trial | None) -> FrontierPoint:

@@ -39,9 +39,8 @@ def describe(candidate: Candidate) -> str:
             return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{rotated}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
-    steps = (
-        _steps(candidate, SMOOTH) + (f", {how}" if candidate.weight_method else "") + _steps(candidate, CORRECTED, FAST)
-    )
+    rounded = f", {how}" if candidate.weight_method else ""
+    steps = _steps(candidate, SMOOTH) + rounded + _steps(candidate, CORRECTED) + fast
     kept = f", parts left in float until noise is {candidate.sqnr_db} dB below the output" if candidate.sqnr_db else ""
     kept += f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
     if candidate.dynamic:
