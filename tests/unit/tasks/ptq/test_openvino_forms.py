@@ -297,10 +297,10 @@ def test_tables_of_embeddings_become_integers_by_row(ranges: Ranges | None, tmp_
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int8-dynamic-pc+fused@openvino", "the fused graph"),
-        ("int8-static-mse-pc+fused@openvino", "the fused graph"),
-        ("int4-g32-rtn+fused@openvino", "the fused graph"),
-        ("int8-static-mse-pc-s8s8@openvino", "signed activations"),
+        ("int8-dynamic-pc+fused@openvino", "it fuses attention"),
+        ("int8-static-mse-pc+fused@openvino", "it fuses attention"),
+        ("int4-g32-rtn+fused@openvino", "it fuses attention"),
+        ("int8-static-mse-pc-s8s8@openvino", "'s8s8'"),
         ("fp8-amax-pc@openvino", "FP8"),
         ("fp16@openvino", "float16"),
     ],
