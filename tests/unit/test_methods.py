@@ -37,6 +37,16 @@ COMMON = {"all", "bf16"}
 WORDS = {*ROUNDINGS, *RANGES, *(flag.word for flag in FLAGS)}
 
 
+def pattern_of(word: str) -> re.Pattern[str]:
+    """A text that is the word, or has it, after a dash if it is English, apart from names of candidates."""
+    whole = "(?!)" if word in COMMON else rf"\A{re.escape(word)}\Z"
+    dash = "-" if word in ENGLISH else "-?"
+    return re.compile(rf"{whole}|(?<![\w.-]){dash}(?i:{re.escape(word)})(?![\w@-])")
+
+
+PATTERNS = {word: pattern_of(word) for word in WORDS}
+
+
 def named(text: str) -> set[str]:
     """Methods that a source names in texts, but for docstrings and whole names of candidates."""
     return set(_named(ast.parse(text)))
@@ -46,9 +56,9 @@ def _named(tree: ast.Module) -> Iterator[str]:
     expressions = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings among them
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in expressions:
-            text = node.value
-            if not _is_candidate(text):
-                yield from (word for word in WORDS if _names(text, word))
+            found = [word for word, pattern in PATTERNS.items() if pattern.search(node.value)]
+            if found and not _is_candidate(node.value):
+                yield from found
 
 
 def _is_candidate(text: str) -> bool:
@@ -58,13 +68,6 @@ def _is_candidate(text: str) -> bool:
         except JobError:
             continue
     return False
-
-
-def _names(text: str, word: str) -> bool:
-    if text == word:
-        return word not in COMMON
-    dash = "-" if word in ENGLISH else "-?"
-    return re.search(rf"(?<![\w.-]){dash}{re.escape(word)}(?![\w@-])", text, re.IGNORECASE) is not None
 
 
 @pytest.mark.parametrize(
