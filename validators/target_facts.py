@@ -44,12 +44,11 @@ class TargetFacts:
     programs alone. `generates`: it takes decoders alone, with their tokenizers, and a request is a prompt with the tokens that
     follow. `needs` are instructions of the processor that some candidates need. `loads_anywhere`: a version approved on another
     device of the same kind loads here too; `compiles`: its files are code for the instructions of one processor. `rewrites`: it
-    rewrites graphs when it loads them, may get one wrong, and may compute in bfloat16 unasked. `mixes`: its kernels of INT4
-    weights are proven beside those of INT8. `classes` maps classes of devices that the engine belongs to to its candidates in
-    their jobs. `distributions` are the packages of which one runs its models, and `beside` those that consumers need as well.
-    `runtime`, `hub_library` and `coverage_source` are for people: its name, the Hugging Face Hub's name of its library, and
-    what tells its kernels. `documented`: there is a module `document`. `room` is the folder of `tasks/engines` with its module
-    `exports`.
+    rewrites graphs when it loads them, may get one wrong, and may compute in bfloat16 unasked. `classes` maps classes of
+    devices that the engine belongs to to its candidates in their jobs. `distributions` are the packages of which one runs
+    its models, and `beside` those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for
+    people: its name, the Hugging Face Hub's name of its library, and what tells its kernels. `documented`: there is a
+    module `document`. `room` is the folder of `tasks/engines` with its module `exports`.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -73,7 +72,6 @@ class TargetFacts:
     loads_anywhere: bool = False
     compiles: bool = False
     rewrites: bool = False
-    mixes: bool = False
     on_gpu: bool = False
     builds_engines: bool = False
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -199,12 +199,8 @@ def refuse_other_targets(candidate: Candidate, processor: Processor) -> None:
         refused = RefusedPrecision(
             f"symmetric blocks {candidate.rounding.words} for {{target}}", f"-{ASYMMETRIC.word}: it chooses zero points"
         )
-    if refused is None and candidate.mixed_percent and not target.facts.mixes:
-        refused = RefusedPrecision(
-            "INT4 mixed with INT8 for {target}", "a candidate without mix: its kernels are unproven"
-        )
-    if refused is None and candidate.kept_parts:
-        refused = RefusedPrecision("a number of parts in float for {target}", "a bound on the noise, such as -40db")
+    if refused is None and candidate.retired:
+        refused = RefusedPrecision(f"{candidate.retired} for {{target}}", "a bound on the noise, such as -40db")
     if refused is None and candidate.sqnr_db and candidate.precision not in target.searches:
         refused = RefusedPrecision(
             "a search for the forms of {precision} parts for {target}", "a candidate without -<N>db"

@@ -300,7 +300,6 @@ def block_weights(candidate: Candidate) -> BlockWeights:
         candidate.block_size or 32,
         not candidate.asymmetric,
         bits=4 if candidate.precision == "int4" else 8,
-        mixed_percent=candidate.mixed_percent,
     )
 
 

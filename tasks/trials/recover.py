@@ -215,7 +215,7 @@ def fails_on_accuracy_alone(trial: Trial) -> bool:
 def is_recoverable(name: str) -> bool:
     """Return True if recovery can make a candidate of this name again with other forms of its parts."""
     candidate = decode(name)
-    is_plain = not (candidate.given or candidate.sqnr_db or candidate.mixed_percent)
+    is_plain = not (candidate.given or candidate.sqnr_db)
     is_searched = candidate.precision in find_target(candidate.target).searches
     return is_plain and is_searched and candidate.rounding.keeps_kernels
 

@@ -20,7 +20,6 @@ int8-g32-rtn@ort-genai                weight only, INT8 in blocks of 32
 int8-g32-rtn+kv8@ort-genai            the same, with a decoder's cache of keys and values in INT8 (or INT4: +kv4)
 int4-g32-rtn@ort-cpu                  weight only, blocks of 32, round to nearest, symmetric
 int4-g64-gptq-asym@ort-cpu            by GPTQ (or awq, hqq, learned), with a zero point for each block
-int4-g32-gptq-asym-mix25@ort-genai    the same, with the quarter of the weights in INT8 that are noisiest in INT4
 int4-g64-gptq-30db@ort-genai          blocks of other sizes and INT8 for some weights: the fewest bytes for 30 dB
 int4-g64-gptq-asym-rot@ort-genai      of a decoder: its residual stream is rotated first, which spreads outlier channels
 int4-g128-awq@ort-cuda                over the graph in float16, as on every target with a GPU
@@ -82,7 +81,7 @@ class Candidate:
 
     `range_method` is set for INT8 static, `granularity` for INT8 and FP8, `block_size` (weights along K) and
     `weight_method` for INT4 and INT8 weights (and, of INT8 static, for learned rounding), `asymmetric` if blocks of INT4 have
-    a zero point; of INT4, `mixed_percent` of the numbers stay in INT8.
+    a zero point.
     `every_operator` quantizes all operators that the runtime can, not just MatMul, Gemm and Conv with weights;
     `signed_activations` takes INT8 in place of UINT8 activations; `fused` starts from the transformer-fused graph. Of INT8,
     `smooth` starts from the graph after SmoothQuant; `bias_corrected`, of INT8 static, shifts biases. With `sqnr_db`, parts of
@@ -106,12 +105,11 @@ class Candidate:
     bias_corrected: bool = False
     fast: bool = False
     sqnr_db: int = 0
-    # Of earlier versions, whose champions have it in their names; no such candidate is made any more.
-    kept_parts: int = 0
+    # A word of earlier versions, whose champions have it in their names; no such candidate is made any more.
+    retired: str = ""
     block_size: int | None = None
     weight_method: str | None = None
     asymmetric: bool = False
-    mixed_percent: int = 0
     fused: bool = False
     bf16_floats: bool = False
     cache_bits: CacheBits | None = None
@@ -257,7 +255,8 @@ def _if(flag: Flag) -> NameWord:
 _GRANULARITY = _one_of("granularity", get_args(Granularity))
 _BLOCK = NameWord("block_size", {f"g{size}": size for size in BLOCK_SIZES})
 _SMOOTH, _ROTATED = _if(methods.SMOOTH), _if(methods.ROTATED)
-_KEEP = NameWord("kept_parts", {f"keep{count}": count for count in range(1, 1000)}, optional=True)
+_KEEP = _one_of("retired", (f"keep{count}" for count in range(1, 1000)), optional=True)
+_MIX = _one_of("retired", (f"mix{percent}" for percent in range(1, 100)), optional=True)
 _SEARCHED = NameWord("sqnr_db", {f"{level}db": level for level in range(1, 100)}, optional=True)
 
 # To add a word, add its field to `Candidate`, its row to `methods.py`, and the word here and in `recipe_words.py`.
@@ -291,7 +290,7 @@ RECIPES: tuple[Recipe, ...] = (
             _BLOCK,
             _rounded("int4"),
             _if(methods.ASYMMETRIC),
-            NameWord("mixed_percent", {f"mix{percent}": percent for percent in range(1, 100)}, optional=True),
+            _MIX,
             _SEARCHED,
             _ROTATED,
             _if(methods.BF16_REST),

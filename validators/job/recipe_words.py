@@ -22,6 +22,7 @@ def describe(candidate: Candidate) -> str:
     graph = ", on the fused graph" if candidate.fused and candidate.precision != "fp32" else ""
     rotated, fast = _steps(candidate, ROTATED), _steps(candidate, FAST)
     how = candidate.rounding.words
+    retired = f", and {candidate.retired} of an earlier version" if candidate.retired else ""
     match candidate.precision:
         case "fp32":
             return facts_of(candidate.target).fused_words
@@ -33,16 +34,15 @@ def describe(candidate: Candidate) -> str:
             return f"INT8 weights in blocks of {candidate.block_size}, symmetric, {how}{rotated}{graph}{cache}"
         case "int4":
             symmetry = ASYMMETRIC.words if candidate.asymmetric else "symmetric"
-            mixed = f", {candidate.mixed_percent} % of them in INT8" if candidate.mixed_percent else ""
-            if candidate.sqnr_db:
-                mixed += f", other blocks or INT8 until noise is {candidate.sqnr_db} dB below the output"
-            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{mixed}{rotated}{graph}{rest}{cache}"
+            other = f", other blocks or INT8 until noise is {candidate.sqnr_db} dB below the output"
+            forms = other if candidate.sqnr_db else retired
+            return f"INT4 weights in blocks of {candidate.block_size}, {symmetry}, {how}{forms}{rotated}{graph}{rest}{cache}"
         case "fp8":
             return f"FP8 E4M3 weights {channels}, activations per tensor, scale = amax / 448{fast}{graph}"
     rounded = f", {how}" if candidate.weight_method else ""
     steps = _steps(candidate, SMOOTH) + rounded + _steps(candidate, CORRECTED) + fast
     kept = f", parts left in float until noise is {candidate.sqnr_db} dB below the output" if candidate.sqnr_db else ""
-    kept += f", the {candidate.kept_parts} most sensitive parts left in float" if candidate.kept_parts else ""
+    kept += retired
     if candidate.dynamic:
         return f"INT8 weights {channels}, activation ranges at run time{steps}{rotated}{kept}{graph}{cache}"
     activations = "INT8" if candidate.signed_activations else facts_of(candidate.target).int8_words

@@ -25,7 +25,6 @@ _RECIPES: dict[str, tuple[str, ...]] = {
     # Weights alone in INT8, which targets of decoders take.
     "int8-g": (
         *(f"int8-g{size}-{NEAREST.word}" for size in _BLOCKS),
-        *("int4-g32-gptq-asym-mix10", "int4-g32-gptq-asym-mix25", "int4-g32-gptq-asym-mix50"),
         *("int4-g32-gptq-asym-rot", "int4-g64-gptq-asym-rot"),
         *("int8-g32-rtn+kv8", "int8-g32-rtn+kv4", "int4-g32-gptq-asym+kv8", "int4-g32-gptq-asym+kv4"),
     ),

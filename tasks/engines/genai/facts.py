@@ -15,7 +15,6 @@ GENAI_FACTS = TargetFacts(
     },
     fused_words="the float decoder as the library's model builder writes it",
     generates=True,
-    mixes=True,
     # Without INT8 dynamic: blocks of INT8 lose far less on decoders, in as many bytes.
     loads_anywhere=True,
     default_candidates=(
@@ -24,8 +23,6 @@ GENAI_FACTS = TargetFacts(
         "int8-g64-rtn@ort-genai",
         "int8-g64-rtn+kv8@ort-genai",
         "int4-g32-gptq-asym@ort-genai",
-        "int4-g32-gptq-asym-mix25@ort-genai",
-        "int4-g32-gptq-asym-mix50@ort-genai",
     ),
     low_precision=CPU_KERNELS,
     without_form=CPU_FLOAT,
@@ -42,7 +39,6 @@ GENAI_FACTS = TargetFacts(
             "int8-g32-rtn@ort-genai",
             "int8-g64-rtn@ort-genai",
             "int4-g32-gptq-asym@ort-genai",
-            "int4-g32-gptq-asym-mix50@ort-genai",
         ),
     },
 )

@@ -18,7 +18,6 @@ DECODER = TargetFacts(
     },
     fused_words="the float decoder as OpenVINO fuses it when it loads, computed in float32",
     generates=True,
-    mixes=True,
     needs=openvino_needs(instead="int8-g64-rtn"),
     loads_anywhere=True,
     default_candidates=(
@@ -28,7 +27,6 @@ DECODER = TargetFacts(
         "int8-g64-rtn@openvino-decoder",
         "int8-g64-rtn+kv8@openvino-decoder",
         "int4-g32-gptq-asym@openvino-decoder",
-        "int4-g32-gptq-asym-mix50@openvino-decoder",
     ),
     session="tasks.engines.openvino_decoder.session",
     documented=True,
@@ -44,7 +42,6 @@ DECODER = TargetFacts(
             "bf16@openvino-decoder",
             "int8-dynamic-pc@openvino-decoder",
             "int8-g64-rtn@openvino-decoder",
-            "int4-g32-gptq-asym-mix50@openvino-decoder",
         ),
     },
 )

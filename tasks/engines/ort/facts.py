@@ -52,7 +52,6 @@ CUDA_KERNELS = frozenset(
 CPU = TargetFacts(
     name="ort-cpu",
     provider=CPU_PROVIDER,
-    mixes=True,
     simulated=frozenset({"fp8"}),
     loads_anywhere=True,
     default_candidates=(

@@ -29,7 +29,6 @@ from tasks.ptq.graph.edits import (
     scratch,
 )
 from tasks.ptq.weight_only.awq import Scaling, gram_of, scale_channels, weight_of
-from tasks.ptq.weight_only.clipping import output_error
 from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes
 from tasks.ptq.weight_only.roundings import BLOCKS
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
@@ -66,9 +65,9 @@ class BlockForm:
 class BlockWeights:
     """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
-    Of INT4, `mixed_percent` of the numbers stay in INT8, or `forms` has the other forms of weights and of embeddings that are
-    not tied, by the nodes that read them. `accuracy_level` is that of MatMulNBits. Of an embedding, the look-up gets
-    `embedding_bits` and a tied head `head_bits`, rounded to nearest; None means float.
+    `forms` has the other forms of INT4 weights, and of embeddings that are not tied, by the nodes that read them.
+    `accuracy_level` is that of MatMulNBits. Of an embedding, the look-up gets `embedding_bits` and a tied head `head_bits`,
+    rounded to nearest; None means float.
     """
 
     method: str
@@ -78,7 +77,6 @@ class BlockWeights:
     embedding_bits: TableBits | None = 8
     head_bits: TableBits | None = 8
     bits: TableBits = 4
-    mixed_percent: int = 0
     forms: Mapping[str, BlockForm] = field(default_factory=dict)
 
     @property
@@ -204,16 +202,12 @@ def _scaled_float(proto: onnx.ModelProto, sites: Sequence[Site], scaling: Scalin
 
 def _check_settings(weights: BlockWeights) -> None:
     method, wrong = weights.rounding, None
-    mixable = [word for word in VALUES_ALONE if ROUNDINGS[word].needs_grams]
     if weights.block_size not in BLOCK_SIZES:
         wrong = f"blocks of {weights.block_size}", f"one of {BLOCK_SIZES}, which the kernel supports"
     elif weights.bits == 8 and ("int8-weights" not in method.precisions or not weights.symmetric):
         wrong = f"INT8 weights by {method.word}", "symmetric, rounded to nearest"
-    elif weights.mixed_percent and method.word not in mixable:
-        wrong = f"INT4 mixed with INT8 by {method.word}", f"{' or '.join(mixable)}, which know the noise of each weight"
-    elif weights.forms and (weights.mixed_percent or method.word not in VALUES_ALONE):
-        by = f"with mix{weights.mixed_percent}" if weights.mixed_percent else f"by {method.word}"
-        wrong = f"forms of weights from a search {by}", f"{' or '.join(VALUES_ALONE)}, without mix"
+    elif weights.forms and method.word not in VALUES_ALONE:
+        wrong = f"forms of weights from a search by {method.word}", " or ".join(VALUES_ALONE)
     if wrong:
         raise CandidateRefused(kind="unsupported", found=wrong[0], expected=wrong[1], fix="take another candidate")
 
@@ -287,53 +281,21 @@ def _store_all(
     settings: BlockWeights,
     names: Names,
 ) -> dict[Key, _InBlocks]:
-    """Add each weight in blocks to the constants; of mixed ones, those with the most noise in INT4 are in INT8."""
+    """Add each weight in blocks to the constants."""
     constants = initializers(graph)
     own = BlockForm(settings.bits, settings.block_size)
     first = {site.key: site for site in reversed(sites)}
     stored: dict[Key, _InBlocks] = {}
-    noises: dict[Key, float] = {}
-
-    def store(key: Key, packed: Packed, form: BlockForm) -> None:
-        stored[key] = _InBlocks(form, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
-
-    def store_bytes(key: Key, weight: NDArray[Any], size: int) -> None:
-        store(key, round_to_bytes(weight, block_size=size, dtype=weight.dtype), BlockForm(8, size))
-
     for key in dict.fromkeys(site.key for site in sites):
         weight, form = weight_of(constants, key), settings.forms.get(first[key].node.name, own)
         if form.bits == 8:
-            store_bytes(key, weight, form.block_size)
-            continue
-        gram = gram_of(key, sites, seen).matrix if seen else None
-        of_this = replace(settings, block_size=form.block_size)
-        rounded = _in_int4(weight, gram, scaling.factors.get(first[key].activation), of_this)
-        store(key, pack(rounded, weight.dtype), form)
-        if settings.mixed_percent and gram is not None:
-            noises[key] = float(output_error(rounded.dequantized() - weight, gram).sum())
-    sizes = {site.key: site.shape[0] * site.shape[1] for site in sites}
-    for key in noisiest(noises, sizes, settings.mixed_percent):
-        store_bytes(key, weight_of(constants, key), settings.block_size)
+            packed = round_to_bytes(weight, block_size=form.block_size, dtype=weight.dtype)
+        else:
+            gram = gram_of(key, sites, seen).matrix if seen else None
+            of_this = replace(settings, block_size=form.block_size)
+            packed = pack(_in_int4(weight, gram, scaling.factors.get(first[key].activation), of_this), weight.dtype)
+        stored[key] = _InBlocks(form, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
     return stored
-
-
-def noisiest(noises: Mapping[Key, float], sizes: Mapping[Key, int], percent: int) -> frozenset[Key]:
-    """Return the weights with the most noise for their size, which together hold at most `percent` of all numbers.
-
-    `noises` is `||X dW||^2` of each weight in INT4 over the calibration samples, `sizes` the count of its numbers. Noise is not
-    divided by the power of the output: what a layer adds to the residual stream counts as it is there. On SmolLM2-135M (GPTQ,
-    blocks of 32, 4 windows of 512 tokens) the noisiest quarter in INT8 lowers what INT4 adds to the loss from 0.080 nats a
-    token to 0.040; by the relative noise, by the kind of the layer, or at random it falls to between 0.054 and 0.057.
-
-    >>> sorted(noisiest({"a": 9.0, "b": 8.0, "c": 1.0}, {"a": 50, "b": 25, "c": 25}, 50))
-    ['b', 'c']
-    """
-    budget, chosen = sum(sizes.values()) * percent / 100, set()
-    for key in sorted(noises, key=lambda key: -noises[key] / sizes[key]):
-        if sizes[key] <= budget:
-            chosen.add(key)
-            budget -= sizes[key]
-    return frozenset(chosen)
 
 
 def _replace(

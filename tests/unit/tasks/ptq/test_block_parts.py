@@ -110,7 +110,6 @@ def test_each_weight_has_its_form_in_the_file(model: Path, x: NDArray[np.float32
     [
         (BlockWeights("awq", 64, True, forms={"make y": BlockForm(8, 128)}), "forms of weights from a search by awq"),
         (BlockWeights("hqq", 64, False, forms={"make y": BlockForm(4, 32)}), "forms of weights from a search by hqq"),
-        (BlockWeights("gptq", 64, True, mixed_percent=25, forms={"make y": BlockForm(4, 32)}), "with mix25"),
     ],
 )
 def test_forms_are_refused_where_methods_exclude_them(

@@ -399,36 +399,11 @@ def test_int8_weights_are_the_nearest_of_254_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(variant, x), x @ rounded, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("loud", ["first", "second"])
-def test_of_mixed_weights_the_noisiest_is_in_int8(loud: str, tmp_path: Path) -> None:
-    """Two equal weights, one of which reads inputs ten times as large."""
-    weight, x = normal(K, K), normal(100, K)
-    gains = {"first": np.float32(10.0), "second": np.float32(1.0)}
-    if loud == "second":
-        gains = {"first": np.float32(0.1), "second": np.float32(10.0)}
-    nodes = [
-        node("Mul", "x gain_first", "a"),
-        node("MatMul", "a w", "b"),
-        node("Mul", "x gain_second", "c"),
-        node("MatMul", "c v", "d"),
-        node("Add", "b d", "y"),
-    ]
-    constants = {"w": weight, "v": weight.copy(), **{f"gain_{name}": gain for name, gain in gains.items()}}
-    model = save(tmp_path / "m.onnx", nodes, constants)
-    variant, _ = quantized(model, "gptq", x=x, mixed_percent=50)
-    assert bits_of(variant) == ([8, 4] if loud == "first" else [4, 8])
-    mixed = np.square(run(variant, x) - run(model, x)).mean()
-    plain, _ = quantized(model, "gptq", x=x)
-    assert bits_of(plain) == [4, 4]
-    assert mixed < np.square(run(plain, x) - run(model, x)).mean() / 10
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (BlockWeights("gptq", 16, True, bits=8), "INT8 weights by gptq"),
         (BlockWeights("rtn", 16, False, bits=8), "INT8 weights by rtn"),
-        (BlockWeights("awq", 16, True, mixed_percent=25), "mixed with INT8 by awq"),
     ],
 )
 def test_combinations_without_a_form_are_refused(settings: BlockWeights, words: str, tmp_path: Path) -> None:

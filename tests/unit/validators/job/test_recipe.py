@@ -109,7 +109,7 @@ TABLE = {
         "int8", "ort-cpu", range_method="mse", granularity="pc", smooth=True, bias_corrected=True, sqnr_db=9
     ),
     "int8-static-minmax-pc-keep2@ort-cpu": Candidate(
-        "int8", "ort-cpu", range_method="minmax", granularity="pc", kept_parts=2
+        "int8", "ort-cpu", range_method="minmax", granularity="pc", retired="keep2"
     ),
     "int8-static-percentile-pc@ort-cuda": Candidate("int8", "ort-cuda", range_method="percentile", granularity="pc"),
     "int8-dynamic-pc+fused@ort-cpu": Candidate("int8", "ort-cpu", dynamic=True, granularity="pc", fused=True),
@@ -124,7 +124,7 @@ TABLE = {
         block_size=64,
         weight_method="gptq",
         asymmetric=True,
-        mixed_percent=25,
+        retired="mix25",
         rotated=True,
         cache_bits=4,
     ),
