@@ -3,12 +3,17 @@
 G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023. Eq. 3:
 Y = (X diag(s)^-1) (diag(s) W), the same product. Eq. 4: s_j = max|X_j|^alpha / max|W_j|^(1 - alpha). The division is folded
 into the producer of X where that is exact; otherwise a Mul is inserted.
+
+A depthwise Conv reads each channel with a kernel of its own. With a scale per output channel, its kernels and the Conv before
+it absorb any factors without loss, so all channels between them get one magnitude: the cross-layer equalization of M. Nagel
+et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, section 4.1, by activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +37,10 @@ ROWS = 256
 COLUMNS_AT_ONCE = 512
 # A smaller relative gain is not worth a changed graph.
 LEAST_GAIN = 0.05
+# What a channel before a depthwise Conv is multiplied by at most: on other samples it may be larger than in calibration.
+LARGEST_RAISE = 16
+# Operators with f(x / s) = f(x) / s for s > 0.
+HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "PRelu"})
 
 Vector = NDArray[np.float64]
 Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
@@ -39,7 +48,7 @@ Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Calibration statistics of a tensor by channel of its last axis.
+    """Calibration statistics of a tensor by channel: of its last axis, or of axis 1 for a tensor between convolutions.
 
     `low` and `high` are the extremes of each channel, float32 `(channels,)`. `rows` are sampled rows, float32
     `(n, channels)`, to evaluate factors on. `halves` are the same statistics of each half of the data.
@@ -76,19 +85,21 @@ class SmoothedGraph:
 def read_channels(
     model: Path, batches: Iterable[Arrays], *, seed: int = 0, libraries: Libraries = ()
 ) -> dict[str, ChannelStatistics]:
-    """Return the statistics of every tensor that `smooth` could change: the inputs of products with constant weights.
+    """Return the statistics of every tensor that `smooth` could change: inputs of products and of depthwise convolutions.
 
     `rows` are a seeded draw of equal size from each batch. The first half of a batch's rows goes to one of `halves`, the
     second half to the other.
     """
-    tensors = list(layers_by_input(GraphView(onnx.load(model, load_external_data=False).graph)))
+    view = GraphView(onnx.load(model, load_external_data=False).graph)
+    products, depthwise = layers_by_input(view), depthwise_by_input(view)
     batches = list(batches)
     rng = np.random.default_rng(seed)
     share = -(-ROWS // max(1, 2 * len(batches)))
     seen: dict[str, tuple[list[ChannelStatistics], list[ChannelStatistics]]] = {}
-    for values in watch(model, tensors, batches, libraries):
+    for values in watch(model, [*products, *depthwise], batches, libraries):
         for name, array in values.items():
-            rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
+            channels_last = np.moveaxis(array, 1, -1) if name in depthwise else array
+            rows = channels_last.reshape(-1, channels_last.shape[-1]).astype(np.float32)
             for half, part in zip(seen.setdefault(name, ([], [])), np.array_split(rows, 2), strict=True):
                 if len(part):
                     drawn = part[rng.permutation(len(part))[:share]]
@@ -114,12 +125,12 @@ def smooth(
     symmetric: bool,
     alphas: Sequence[float] = ALPHAS,
 ) -> dict[str, Smoothing]:
-    """Write an equivalent float model whose products are easier to quantize; return the result for each tensor in `seen`.
+    """Write an equivalent float model that is easier to quantize; return the result for each tensor in `seen`.
 
     All products that read a tensor share its factors. Each tensor gets the alpha with the least error of its products, with
-    INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows not used to set the factors. It
-    is left unchanged unless the error falls by at least `LEAST_GAIN`. Activation ranges must be calibrated again, since
-    folded factors change them.
+    INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows not used to set the factors.
+    Before depthwise convolutions all channels get one magnitude. A tensor is left unchanged unless the error falls by at
+    least `LEAST_GAIN`. Activation ranges must be calibrated again, since folded factors change them.
     """
     proto = load_model(model)
     done = {}
@@ -129,13 +140,19 @@ def smooth(
         view = GraphView(proto.graph)
         layers = layers_by_input(view)[tensor]
         weights = [matrix_of(view, node) for node in layers]
-        factors, result = _search(seen[tensor], weights, symmetric, alphas)
+        weight_amax = np.max([largest_magnitudes(weight, 0) for weight in weights], axis=0)
+        makers = {alpha: partial(smoothing_factors, weight_amax=weight_amax, alpha=alpha) for alpha in alphas}
+        factors, result = _search(seen[tensor], weights, symmetric, makers)
         if result.alpha is not None:
             folded = _apply(view, tensor, layers, factors)
             result = Smoothing(
                 result.alpha, "folded" if folded else "multiplied", result.error_before, result.error_after
             )
         done[tensor] = result
+    view = GraphView(proto.graph)
+    for tensor, (maker, layers) in depthwise_by_input(view).items():
+        if tensor in seen:
+            done[tensor] = _equalize(view, maker, layers, seen[tensor], symmetric)
     drop_unused_initializers(proto.graph)
     save_model(proto, smoothed)
     onnx.checker.check_model(str(smoothed))  # by path, to check models above 2 GB
@@ -156,6 +173,19 @@ def smoothing_factors(activation_amax: Vector, weight_amax: Vector, alpha: float
     if alive.any():
         logs[alive] -= logs[alive].mean()
     return np.asarray(np.exp(logs))
+
+
+def equalizing_factors(activation_amax: Vector) -> Vector:
+    """Return the factors that give all channels the largest magnitude, float64 `(channels,)`, as the argument.
+
+    None is raised by more than `LARGEST_RAISE`, and a channel that is all zero is left as it is.
+
+    >>> equalizing_factors(np.array([8.0, 2.0, 0.001, 0.0])).tolist()
+    [1.0, 0.25, 0.0625, 1.0]
+    """
+    alive = activation_amax > 0
+    shares = activation_amax / activation_amax.max() if alive.any() else activation_amax
+    return np.where(alive, np.maximum(shares, 1 / LARGEST_RAISE), 1.0)
 
 
 def output_error(
@@ -183,18 +213,21 @@ def output_error(
 
 
 def _search(
-    seen: ChannelStatistics, weights: list[NDArray[Any]], symmetric: bool, alphas: Sequence[float]
+    seen: ChannelStatistics,
+    weights: list[NDArray[Any]],
+    symmetric: bool,
+    makers: Mapping[float, Callable[[Vector], Vector]],
 ) -> tuple[Vector, Smoothing]:
     """Return the factors of least error, cross-validated: factors and ranges of one half are evaluated on rows of the other.
 
-    On the rows that set them, even useless factors lower the error when rows are few.
+    `makers` return the factors of each alpha for the channels' largest magnitudes. On the rows that set them, even useless
+    factors lower the error when rows are few.
     """
-    weight_amax = np.max([largest_magnitudes(weight, 0) for weight in weights], axis=0)
     one, other = seen.halves if len(seen.halves) == 2 else (seen, seen)
 
     def factors_of(part: ChannelStatistics, alpha: float | None) -> Vector:
         activation_amax = np.maximum(np.abs(part.low), np.abs(part.high)).astype(np.float64)
-        return np.ones(len(weight_amax)) if alpha is None else smoothing_factors(activation_amax, weight_amax, alpha)
+        return np.ones(len(activation_amax)) if alpha is None else makers[alpha](activation_amax)
 
     def error(alpha: float | None) -> float:
         pairs = ((replace(one, rows=other.rows), one), (replace(other, rows=one.rows), other))
@@ -203,7 +236,7 @@ def _search(
         )
 
     before = error(None)
-    least, alpha = min((error(alpha), alpha) for alpha in alphas)
+    least, alpha = min((error(alpha), alpha) for alpha in makers)
     if least >= (1 - LEAST_GAIN) * before:
         return factors_of(seen, None), Smoothing(None, "left", before, before)
     return factors_of(seen, alpha), Smoothing(alpha, "left", before, least)
@@ -224,6 +257,68 @@ def matrix_of(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
     """Return the weight as `(channels in, channels out)`."""
     weight = to_array(view.constants[node.input[1]])
     return weight.T if attribute(node, "transB", 0) else weight
+
+
+def depthwise_by_input(view: GraphView) -> dict[str, tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
+    """Return the Conv that makes a tensor and the depthwise Convs that read it, by the tensor, if nothing else reads it.
+
+    Between the first and the tensor are operators that positive factors pass, and none of their inputs is read elsewhere.
+    """
+    found = {}
+    for tensor, readers in view.readers.items():
+        layers = [node for node, index in readers if index == 0 and _is_depthwise(view, node)]
+        maker = _conv_before(view, tensor) if layers and view.is_read_by(tensor, len(layers)) else None
+        if maker is not None:
+            found[tensor] = maker, layers
+    return found
+
+
+def _is_depthwise(view: GraphView, node: onnx.NodeProto) -> bool:
+    weight = view.constants.get(node.input[1]) if operator_of(node) == "Conv" else None
+    is_plain = weight is not None and weight.data_type in FLOATS and weight.dims[1] == 1
+    return is_plain and attribute(node, "group", 1) > 1
+
+
+def _conv_before(view: GraphView, tensor: str) -> onnx.NodeProto | None:
+    node = view.producer.get(tensor)
+    while node is not None and operator_of(node) in HOMOGENEOUS:
+        node = view.producer.get(node.input[0]) if view.is_read_by(node.input[0], 1) else None
+    is_plain = (
+        node is not None and operator_of(node) == "Conv" and all(name in view.constants for name in node.input[1:])
+    )
+    return node if is_plain else None
+
+
+def _equalize(
+    view: GraphView, maker: onnx.NodeProto, layers: list[onnx.NodeProto], seen: ChannelStatistics, symmetric: bool
+) -> Smoothing:
+    """Give the channels between a Conv and depthwise Convs one magnitude, if that lowers the error."""
+
+    def kernels(node: onnx.NodeProto) -> NDArray[Any]:
+        weight = to_array(view.constants[node.input[1]])
+        return weight.reshape(attribute(node, "group", 1), -1)
+
+    # To the noise, a kernel is one factor for its channel.
+    weights = [np.diag(np.linalg.norm(kernels(node), axis=1)) for node in layers]
+    factors, result = _search(seen, weights, symmetric, {1.0: equalizing_factors})
+    if result.alpha is None:
+        return result
+    for node, index, operation in [
+        (maker, 1, np.divide),
+        (maker, 2, np.divide),
+        *((node, 1, np.multiply) for node in layers),
+    ]:
+        if index < len(node.input):
+            values = to_array(view.constants[node.input[index]])
+            each = values.reshape(len(factors), -1)
+            set_constant(
+                view.graph,
+                node,
+                index,
+                by_factors(operation, each, factors[:, None]).reshape(values.shape),
+                values.dtype,
+            )
+    return replace(result, way="folded")
 
 
 def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector) -> bool:
