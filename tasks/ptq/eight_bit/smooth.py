@@ -39,11 +39,11 @@ COLUMNS_AT_ONCE = 512
 LEAST_GAIN = 0.05
 # What a channel before a depthwise Conv is multiplied by at most: on other samples it may be larger than in calibration.
 LARGEST_RAISE = 16
-# Operators with f(x / s) = f(x) / s for s > 0.
-HOMOGENEOUS = frozenset({"Relu", "LeakyRelu", "PRelu"})
 
 Vector = NDArray[np.float64]
 Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
+# A constant, as a node and its input, and how factors change it.
+Scaled = tuple[onnx.NodeProto, int, np.ufunc]
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ def smooth(
                 result.alpha, "folded" if folded else "multiplied", result.error_before, result.error_after
             )
         done[tensor] = result
-    view = GraphView(proto.graph)
-    for tensor, (maker, layers) in depthwise_by_input(view).items():
+    for tensor in depthwise_by_input(GraphView(proto.graph)):
         if tensor in seen:
-            done[tensor] = _equalize(view, maker, layers, seen[tensor], symmetric)
+            view = GraphView(proto.graph)
+            done[tensor] = _equalize(view, tensor, depthwise_by_input(view)[tensor], seen[tensor], symmetric)
     drop_unused_initializers(proto.graph)
     save_model(proto, smoothed)
     onnx.checker.check_model(str(smoothed))  # by path, to check models above 2 GB
@@ -259,17 +259,13 @@ def matrix_of(view: GraphView, node: onnx.NodeProto) -> NDArray[Any]:
     return weight.T if attribute(node, "transB", 0) else weight
 
 
-def depthwise_by_input(view: GraphView) -> dict[str, tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
-    """Return the Conv that makes a tensor and the depthwise Convs that read it, by the tensor, if nothing else reads it.
-
-    Between the first and the tensor are operators that positive factors pass, and none of their inputs is read elsewhere.
-    """
+def depthwise_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
+    """Return the depthwise Convs of a tensor, by the tensor, if no other node reads it and its producer can divide it."""
     found = {}
     for tensor, readers in view.readers.items():
         layers = [node for node, index in readers if index == 0 and _is_depthwise(view, node)]
-        maker = _conv_before(view, tensor) if layers and view.is_read_by(tensor, len(layers)) else None
-        if maker is not None:
-            found[tensor] = maker, layers
+        if layers and view.is_read_by(tensor, len(layers)) and _divided(view, tensor):
+            found[tensor] = layers
     return found
 
 
@@ -279,45 +275,51 @@ def _is_depthwise(view: GraphView, node: onnx.NodeProto) -> bool:
     return is_plain and attribute(node, "group", 1) > 1
 
 
-def _conv_before(view: GraphView, tensor: str) -> onnx.NodeProto | None:
+def _divided(view: GraphView, tensor: str) -> list[Scaled] | None:
+    """Return the constants to scale so that a tensor is divided by factors of axis 1; None if there are no such.
+
+    A Mul, a Div or an Add may have one constant for all channels; they get one each.
+    """
     node = view.producer.get(tensor)
-    while node is not None and operator_of(node) in HOMOGENEOUS:
-        node = view.producer.get(node.input[0]) if view.is_read_by(node.input[0], 1) else None
-    is_plain = (
-        node is not None and operator_of(node) == "Conv" and all(name in view.constants for name in node.input[1:])
-    )
-    return node if is_plain else None
+    if node is None:
+        return None
+    match kind := operator_of(node):
+        case "Conv" if all(name in view.constants for name in node.input[1:]):
+            return [(node, index, np.divide) for index in range(1, len(node.input))]
+        case "Relu" | "LeakyRelu" | "PRelu" if view.is_read_by(node.input[0], 1):  # for s > 0: f(x / s) = f(x) / s
+            return _divided(view, node.input[0])
+        case "Mul" | "Div" | "Add":
+            index = next((index for index in (1, 0) if node.input[index] in view.constants), 0)
+            other = node.input[1 - index]
+            if node.input[index] not in view.constants or (kind == "Div" and index == 0):
+                return None
+            scaled = (node, index, np.multiply if kind == "Div" else np.divide)
+            if kind != "Add":
+                return [scaled]
+            rest = _divided(view, other) if view.is_read_by(other, 1) else None
+            return None if rest is None else [scaled, *rest]
+    return None
 
 
 def _equalize(
-    view: GraphView, maker: onnx.NodeProto, layers: list[onnx.NodeProto], seen: ChannelStatistics, symmetric: bool
+    view: GraphView, tensor: str, layers: list[onnx.NodeProto], seen: ChannelStatistics, symmetric: bool
 ) -> Smoothing:
-    """Give the channels between a Conv and depthwise Convs one magnitude, if that lowers the error."""
-
-    def kernels(node: onnx.NodeProto) -> NDArray[Any]:
-        weight = to_array(view.constants[node.input[1]])
-        return weight.reshape(attribute(node, "group", 1), -1)
-
+    """Give the channels before depthwise Convs one magnitude, if that lowers the error."""
+    weights = [to_array(view.constants[node.input[1]]) for node in layers]
     # To the noise, a kernel is one factor for its channel.
-    weights = [np.diag(np.linalg.norm(kernels(node), axis=1)) for node in layers]
-    factors, result = _search(seen, weights, symmetric, {1.0: equalizing_factors})
+    norms = [np.linalg.norm(weight.reshape(len(seen.low), -1), axis=1) for weight in weights]
+    factors, result = _search(seen, [np.diag(each) for each in norms], symmetric, {1.0: equalizing_factors})
     if result.alpha is None:
         return result
-    for node, index, operation in [
-        (maker, 1, np.divide),
-        (maker, 2, np.divide),
-        *((node, 1, np.multiply) for node in layers),
-    ]:
-        if index < len(node.input):
-            values = to_array(view.constants[node.input[index]])
-            each = values.reshape(len(factors), -1)
-            set_constant(
-                view.graph,
-                node,
-                index,
-                by_factors(operation, each, factors[:, None]).reshape(values.shape),
-                values.dtype,
-            )
+    along = factors.reshape(-1, *[1] * (weights[0].ndim - 2))
+    for node, index, operation in [*(_divided(view, tensor) or []), *((node, 1, np.multiply) for node in layers)]:
+        values = to_array(view.constants[node.input[index]])
+        if operator_of(node) == "Conv":
+            each = factors.repeat(len(values) // len(factors))
+            scaled = operation(values, each.reshape(-1, *[1] * (values.ndim - 1)))
+        else:
+            scaled = operation(values, along)
+        set_constant(view.graph, node, index, scaled, values.dtype)
     return replace(result, way="folded")
 
 

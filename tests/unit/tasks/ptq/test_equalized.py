@@ -54,6 +54,37 @@ def weights(path: Path, node: str) -> list[Array]:
     return [tensors[name] for name in next(one for one in graph.node if one.name == node).input[1:]]
 
 
+def after_products(folder: Path) -> Case:
+    """As exporters write hard swish, and the one number a scale and a shift of PP-LCNet: all channels share the constants."""
+    along = FACTOR.reshape(-1, 1, 1)
+    constants = {"w": draw(WIDTH, 4, 1, 1), "f": along / 3, "k": draw(WIDTH, 1, 3, 3) / along[..., None]}
+    constants |= {
+        "three": np.float32(3),
+        "zero": np.float32(0),
+        "six": np.float32(6),
+        "shift": np.array([0.25], np.float32),
+    }
+    nodes = [op("Conv", "x w", "a"), op("Add", "a three", "b"), op("Clip", "b zero six", "c"), op("Mul", "a c", "p")]
+    nodes += [op("Mul", "p f", "g"), op("Conv", "g e", "h", group=WIDTH), op("Div", "h six", "q")]
+    nodes += [op("Conv", "q e", "i", group=WIDTH), op("Mul", "half i", "r"), op("Add", "shift r", "s")]
+    constants |= {"e": draw(WIDTH, 1, 3, 3, seed=1), "half": np.float32(0.5)}
+    return build(folder, [*nodes, op("Conv", "s k", "y", group=WIDTH)], constants, (4, 9, 9))
+
+
+def test_constants_of_all_channels_get_one_for_each(tmp_path: Path) -> None:
+    case = after_products(tmp_path)
+    path, done = smoothed(case)
+    assert {name: one.way for name, one in done.items()} == dict.fromkeys("gqs", "folded")
+    graph = onnx.load(path).graph
+    assert [node.op_type for node in graph.node] == [node.op_type for node in onnx.load(case.path).graph.node]
+    after = again(path, case.x)
+    exact = case.values["y"]
+    np.testing.assert_allclose(after.values["y"], exact, atol=1e-5 * np.abs(exact).max())
+    for name in "gqs":
+        largest, held = (np.abs(one.values[name]).max(axis=(0, 2, 3)) for one in (case, after))
+        np.testing.assert_allclose(held, np.minimum(largest.max(), 16 * largest), rtol=1e-4)
+
+
 @pytest.mark.parametrize("target", ["ort-cpu", "tensorrt"])
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "PRelu", ""])
 def test_planted_channels_cost_nothing_once_equalized(tmp_path: Path, activation: str, target: str) -> None:
@@ -156,12 +187,22 @@ def _not_depthwise(graph: onnx.GraphProto) -> None:
     graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [None] * 4))
 
 
+def _constant_over_activation(graph: onnx.GraphProto) -> None:
+    graph.node[1].CopyFrom(op("Div", "b_one a", "h"))
+    graph.initializer.append(numpy_helper.from_array(np.float32(1), "b_one"))
+
+
+def _two_activations(graph: onnx.GraphProto) -> None:
+    graph.node[1].CopyFrom(op("Mul", "a a", "h"))
+
+
 def _computed_bias(graph: onnx.GraphProto) -> None:
     graph.node.insert(0, op("Abs", "b", "computed"))
     graph.node[1].input[2] = "computed"
 
 
 CASES = [_also_output, _read_by_others, _read_before_activation, _bounded, _not_depthwise, _computed_bias]
+CASES += [_constant_over_activation, _two_activations]
 
 
 @pytest.mark.parametrize("edit", CASES, ids=lambda edit: edit.__name__)
