@@ -271,8 +271,7 @@ def depthwise_by_input(view: GraphView) -> dict[str, list[onnx.NodeProto]]:
 
 def _is_depthwise(view: GraphView, node: onnx.NodeProto) -> bool:
     weight = view.constants.get(node.input[1]) if operator_of(node) == "Conv" else None
-    is_plain = weight is not None and weight.data_type in FLOATS and weight.dims[1] == 1
-    return is_plain and attribute(node, "group", 1) > 1
+    return weight is not None and weight.data_type in FLOATS and weight.dims[1] == 1
 
 
 def _divided(view: GraphView, tensor: str) -> list[Scaled] | None:

@@ -196,13 +196,26 @@ def _two_activations(graph: onnx.GraphProto) -> None:
     graph.node[1].CopyFrom(op("Mul", "a a", "h"))
 
 
+def _grouped(graph: onnx.GraphProto) -> None:
+    """Kernels of two channels each, whose weights would pay for the factors."""
+    kernel = next(tensor for tensor in graph.initializer if tensor.name == "k")
+    kernel.CopyFrom(numpy_helper.from_array(draw(WIDTH, 2, 3, 3), "k"))
+    next(item for item in graph.node[2].attribute if item.name == "group").i = WIDTH // 2
+
+
+def _read_before_shift(graph: onnx.GraphProto) -> None:
+    graph.node[1].CopyFrom(op("Add", "a c_one", "h"))
+    graph.initializer.append(numpy_helper.from_array(np.float32(1), "c_one"))
+    _read_before_activation(graph)
+
+
 def _computed_bias(graph: onnx.GraphProto) -> None:
     graph.node.insert(0, op("Abs", "b", "computed"))
     graph.node[1].input[2] = "computed"
 
 
 CASES = [_also_output, _read_by_others, _read_before_activation, _bounded, _not_depthwise, _computed_bias]
-CASES += [_constant_over_activation, _two_activations]
+CASES += [_constant_over_activation, _two_activations, _grouped, _read_before_shift]
 
 
 @pytest.mark.parametrize("edit", CASES, ids=lambda edit: edit.__name__)
