@@ -114,7 +114,10 @@ def _cells() -> Iterator[tuple[int, int, bool, bool]]:
         for values in VALUES:
             for falling in (False, True):
                 yield width, values, falling, False
-                if len(_distinct(_draw(width, values, falling, CALIBRATION + EVALUATION, 0))) >= CALIBRATION + FEWEST:
+                if (
+                    len(np.unique(_draw(width, values, falling, CALIBRATION + EVALUATION, 0), axis=0))
+                    >= CALIBRATION + FEWEST
+                ):
                     yield width, values, falling, True
 
 
@@ -123,11 +126,6 @@ def _draw(width: int, values: int, falling: bool, n: int, seed: int) -> Ids:
     frequency = np.arange(1, values + 1) ** -float(falling)
     shape = (n,) if width == 1 else (n, width)
     found: Ids = np.random.default_rng([seed, 1]).choice(values, shape, p=frequency / frequency.sum())
-    return found
-
-
-def _distinct(ids: Ids) -> Ids:
-    found: Ids = np.unique(ids, axis=0)
     return found
 
 

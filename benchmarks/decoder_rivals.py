@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decoder_engines import LLAMA_CPP, NEW_TOKENS, OPENVINO_GENAI, PACKAGES, SHIPPED, find_packages
+from decoder_engines import LLAMA_CPP, OPENVINO_GENAI, PACKAGES, SHIPPED, find_packages
 
 from tasks.measure.latency import process
 from validators.target_facts import GENAI, TargetFacts
@@ -184,11 +184,6 @@ def made(name: str, model: Path, folder: Path) -> Path:
             shutil.rmtree(Path(partial, "cache"), ignore_errors=True)
             Path(partial).rename(place)
     return place / rival.file_name
-
-
-def options_of(rival: DecoderRival, new_tokens: int) -> dict[str, str]:
-    """Return the options of the session that runs a rival."""
-    return {NEW_TOKENS: str(new_tokens), **rival.options}
 
 
 def main(name: str, model: str, path: str) -> None:

@@ -188,7 +188,8 @@ def _job(plan: Plan, prompt: int) -> Job:
 
 def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:
     """Return a rival's trial up to its loss."""
-    from decoder_rivals import RIVALS, made, options_of
+    from decoder_engines import NEW_TOKENS
+    from decoder_rivals import RIVALS, made
     from variants_compare import accuracy_trial
 
     from tasks.measure.inventory import usable_cores
@@ -197,7 +198,7 @@ def _rival_trial(bench: Bench, name: str, model: Path, folder: Path) -> Trial:
     from validators.records.run import SessionSettings, Variant
 
     path = made(name, model, folder)
-    options = options_of(RIVALS[name], ANSWER)
+    options = {NEW_TOKENS: str(ANSWER), **RIVALS[name].options}
     session = SessionSettings(RIVALS[name].provider, usable_cores(), provider_options=options)
     return accuracy_trial(bench, Variant(name, path, digest_model(path), model_bytes(path), session))
 

@@ -76,6 +76,12 @@ class Draft:
         stored = self._pairs.quantize_per_tensor.tensor(x, scale, zero, *ends)
         return self._pairs.dequantize_per_tensor.tensor(stored, scale, zero, *ends)
 
+    def activation(self, x: Tensor, how: str, kind: str = "uint8") -> Tensor:
+        """The activation static, dynamic, none, or sine: with a function between the pair and the product."""
+        if how == "none":
+            return x
+        return self.ranged(x) if how == "dynamic" else self.pair(x, kind).sin() if how == "sine" else self.pair(x, kind)
+
     def weight(self, *shape: int, axis: int = 0, stored: bool = True) -> Callable[[], Tensor]:
         """A weight with a scale for each index of `axis`, kept as INT8 if it is `stored`; its twin has the same values."""
         torch = self._torch
@@ -101,15 +107,9 @@ class Draft:
 def linear(
     draft: Draft, *, activation: str = "static", stored: bool = True, axis: int = 0, kind: str = "uint8"
 ) -> Callable[[Tensor], Tensor]:
-    """A linear layer; `activation`: static, dynamic, none, or sine for a function between the pair and the product."""
+    """A linear layer."""
     weight = draft.weight(CLASSES, FEATURES, axis=axis, stored=stored)
-    given: dict[str, Callable[[Tensor], Tensor]] = {
-        "static": lambda x: draft.pair(x, kind),
-        "dynamic": draft.ranged,
-        "none": lambda x: x,
-        "sine": lambda x: draft.pair(x, kind).sin(),
-    }
-    return lambda x: draft.functions.linear(given[activation](x), weight())
+    return lambda x: draft.functions.linear(draft.activation(x, activation, kind), weight())
 
 
 def convolution(draft: Draft, *, activation: str = "static", axis: int = 0) -> Callable[[Tensor], Tensor]:
@@ -119,8 +119,7 @@ def convolution(draft: Draft, *, activation: str = "static", axis: int = 0) -> C
     the answers have another shape.
     """
     weight = draft.weight(CLASSES, CHANNELS, 3, 3, axis=axis)
-    given = {"static": draft.pair, "dynamic": draft.ranged, "none": lambda x: x}
-    return lambda x: draft.functions.conv2d(given[activation](x), weight(), padding=1)
+    return lambda x: draft.functions.conv2d(draft.activation(x, activation), weight(), padding=1)
 
 
 def attention(draft: Draft) -> Callable[[Tensor], Tensor]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from figures import save
 from jobs import run_job, write_job
-from models.packages import image, text
+from models.packages import MODELS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 State = Annotated[Path, typer.Option(help="Folder of environments, models, data and runs.")]
@@ -34,7 +34,6 @@ TOOLS = {
         ["onnx-neural-compressor==1.0", "onnxruntime==1.18.1", "numpy<2", "prettytable", "pyyaml", "requests", "scipy"],
     ),
 }
-DEMOS = {"text": text, "image": image}
 GATES = {"max_drop": 0.02, "min_speedup": 1.1}
 # Prints the accuracy of a version, and the modules of quantgate that this process has imported.
 CONSUMER = """
@@ -70,8 +69,8 @@ def install(state: State, tools: Annotated[list[str] | None, typer.Option("--too
 def run(state: State) -> None:
     """Run both jobs and write `given_tools.json`."""
     state = state.resolve()
-    jobs = {name: _figures(state, name, fields(state)) for name, fields in DEMOS.items()}
-    consumers = {tool: _consumed(state, tool, text(state)) for tool in ("nncf", "olive")}
+    jobs = {name: _figures(state, name, MODELS[name](state)) for name in ("text", "image")}
+    consumers = {tool: _consumed(state, tool, MODELS["text"](state)) for tool in ("nncf", "olive")}
     versions = {tool: _version(state, tool) for tool in TOOLS}
     save("given_tools", {"tools": versions, "gates": GATES, "jobs": jobs, "consumers": consumers})
 

@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support
 from conftest import tiny_model, tiny_samples, tiny_weights
 from driving import environment, write_job
 from figures import save
+from jobs import QUANTGATE
 from stack import Stack, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -112,7 +113,7 @@ def _by_command(state: Path, job: Path, root: Path) -> dict[str, float]:
     result = root / "result.json"
     _forget(state)
     started = time.monotonic()
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(job), "--result", str(result)]
+    command = [*QUANTGATE, "run", str(job), "--result", str(result)]
     subprocess.run(command, env=environment(state), check=True, capture_output=True)
     return _seconds(time.monotonic() - started, json.loads(result.read_text())["seconds"])
 
@@ -143,9 +144,7 @@ def _start(service: Stack) -> None:
     service.root.mkdir()
     service.start_prefect()
     service.start_mlflow()
-    subprocess.run(
-        [sys.executable, "-m", "flows.cli.app", "deploy"], env=service.settings(), check=True, capture_output=True
-    )
+    subprocess.run([*QUANTGATE, "deploy"], env=service.settings(), check=True, capture_output=True)
     service.start_python("worker", "prefect", "worker", "start", "--pool", "quantgate", "--limit", "1")
     wait_until(lambda: "started!" in service.said("worker"), service.processes["worker"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,12 @@ Arrays = dict[str, NDArray[Any]]
 Fields = dict[str, Any]
 
 
-def text(state: Path) -> Fields:
-    """The demo's sentiment classifier: MiniLM-L6, 48 tokens, 2,000 reviews."""
-    return demo_fields(state, image=False)
+def demo_fields(state: Path, *, image: bool) -> Fields:
+    """A demo: the sentiment classifier (MiniLM-L6, 48 tokens, 2,000 reviews), or EfficientNet-Lite0 with its digits head."""
+    import yaml
 
-
-def image(state: Path) -> Fields:
-    """The demo's EfficientNet-Lite0 with its digits head."""
-    return demo_fields(state, image=True)
+    fields: Fields = yaml.safe_load(prepare_demo(state, "image" if image else "text").read_text(encoding="utf-8"))
+    return {key: value for key, value in fields.items() if key not in ("target", "candidates", "gates")}
 
 
 def embedding(state: Path) -> Fields:
@@ -91,20 +90,13 @@ def speech(state: Path) -> Fields:
 
 
 MODELS: dict[str, Callable[[Path], Fields]] = {
-    "text": text,
-    "image": image,
+    "text": partial(demo_fields, image=False),
+    "image": partial(demo_fields, image=True),
     "embedding": embedding,
     "ocr": ocr,
     "file types": file_types,
     "speech": speech,
 }
-
-
-def demo_fields(state: Path, *, image: bool) -> Fields:
-    import yaml
-
-    fields: Fields = yaml.safe_load(prepare_demo(state, "image" if image else "text").read_text(encoding="utf-8"))
-    return {key: value for key, value in fields.items() if key not in ("target", "candidates", "gates")}
 
 
 def _folder(state: Path, name: str) -> Path:

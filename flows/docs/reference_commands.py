@@ -60,9 +60,5 @@ def _default(param: Any) -> str:
     if param.required:
         return "**required**"
     if getattr(param, "is_flag", False):
-        return (
-            f"`{param.opts[0] if param.default or not param.secondary_opts else param.secondary_opts[0]}`"
-            if param.default
-            else ""
-        )
+        return f"`{param.opts[0]}`" if param.default else ""
     return "" if param.default in (None, "", ()) else f"`{param.default}`"
