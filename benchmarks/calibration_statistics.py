@@ -124,19 +124,16 @@ def _calibrate(what: str, folder: Path, arrays: Arrays, memory: Memory) -> dict[
         reader = SimpleNamespace(get_next=partial(next, _batches(arrays, BATCH_SIZE, memory), None))
         calibrator.collect_data(reader)
         ranges = calibrator.compute_data().data
+    # Records of a histogram: counts, edges, and more.
     histograms = {} if what == "minmax" else calibrator.collector.histogram_dict
+    widths = {name: float(edges[1] - edges[0]) for name, (_, edges, *_) in histograms.items()}
     found = {
-        name: (float(np.min(data.lowest)), float(np.max(data.highest)), _bin_width(histograms.get(name)))
+        name: (float(np.min(data.lowest)), float(np.max(data.highest)), widths.get(name, 0.0))
         for name, data in ranges.items()
     }
     count = len(next(iter(arrays.values())))
     (folder / f"{what}-{count}.json").write_text(json.dumps(found), encoding="utf-8")
     return {"tensors": len(found)}
-
-
-def _bin_width(histogram: Any) -> float:
-    """Of ONNX Runtime's record of a histogram: counts, edges, and more."""
-    return 0.0 if histogram is None else float(histogram[1][1] - histogram[1][0])
 
 
 def _batches(arrays: Arrays, size: int, memory: Memory) -> Iterator[Arrays]:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from driving import environment, write_job
 from figures import save
+from jobs import BRIEFLY, QUANTGATE
 from processes import peaks_of
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -64,7 +65,7 @@ def _measure(root: Path, count: int) -> dict[str, Any]:
         "data": {"calibration": "calibration", "evaluation": "evaluation", "read": "prepare:picture"},
         "candidates": ["int8-static-minmax-pc@ort-cpu"],
         "gates": {"min_speedup": None, "max_drop": 0.1, "max_size_ratio": None, "min_coverage": None},
-        "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None},
+        "measurement": BRIEFLY,
     }
     path = write_job(root / "job.yaml", job)
     return {
@@ -104,7 +105,7 @@ def _make_pictures(folder: Path, count: int, seed: int) -> None:
 
 def _watched(root: Path, command: str, job: Path) -> dict[str, float]:
     """Peaks of a command's process tree in MB, own and resident memory, its seconds and its exit code."""
-    words = [sys.executable, "-m", "flows.cli.app", command, str(job)]
+    words = [*QUANTGATE, command, str(job)]
     allowed = {"QUANTGATE_ALLOWED_HOOKS": f"prepare:picture@{root}"}
     with (root / "said").open("w+") as said:
         environ = environment(root / "state", **allowed)

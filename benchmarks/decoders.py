@@ -12,8 +12,6 @@ prompts, one process each: whole answers, and the first token alone.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from figures import save
-
-from tasks.run.settings import prepare_environment, state_folder
+from jobs import state_of
 
 if TYPE_CHECKING:
     from variants_compare import Bench
@@ -65,11 +62,7 @@ def main(
     losses: Annotated[bool, typer.Option(help="Only what each recipe of a longer list loses.")] = False,
 ) -> None:
     """Measure, and write `decoders.json`, or `decoders_losses.json`."""
-    os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmark-decoders").resolve()))
-    state = state_folder()
-    prepare_environment(state)
-    if again:
-        shutil.rmtree(state / "store" / "latency", ignore_errors=True)
+    state = state_of("benchmark-decoders", again=again)
     if not (state / "evaluation.npz").exists():
         _register(state)
     plan = Plan(state)

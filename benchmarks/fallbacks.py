@@ -12,14 +12,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from fallback_cuda import PLANTED
+from fallback_cuda import PLANTED, Planted
 from fallback_inductor import ARRAYS, PACKAGE, PROGRAMS, TOLD, Program
 from fallback_openvino import OPENVINO_PLANTS
 from fallback_plants import ON_CPU, PLANTS, Plant
@@ -44,39 +45,27 @@ SAMPLES = 64
 Row = dict[str, Any]
 
 
-def planted_rows(plants: Sequence[Plant]) -> list[Row]:
-    """Each plant by the runtime that is installed."""
+def rows_of(makers: Iterable[Callable[[Path], Row]]) -> list[Row]:
+    """Rows that are made in a folder each."""
     found = []
-    for plant in plants:
+    for make in makers:
         with tempfile.TemporaryDirectory() as folder:
-            found.append(row(plant, Path(folder)))
+            found.append(make(Path(folder)))
     return found
 
 
-def cuda_rows() -> list[Row]:
-    """Those of the CUDA provider by a profile that was written by hand."""
-    found = []
-    for planted in PLANTED:
-        coverage = coverage_of(planted.graph, planted.events, "CUDAExecutionProvider", planted.requests)
-        found.append(_row(planted.name, planted.label, None, None, planted.counted, coverage))
-    return found
-
-
-def inductor_rows() -> list[Row]:
-    """Each program by the package that TorchInductor makes of it."""
-    found = []
-    for name, program in PROGRAMS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(inductor_row(name, program, Path(folder)))
-    return found
+def cuda_row(planted: Planted) -> Row:
+    """A row of the CUDA provider by a profile that was written by hand."""
+    coverage = coverage_of(planted.graph, planted.events, "CUDAExecutionProvider", planted.requests)
+    return _row(planted.name, planted.label, None, None, planted.counted, coverage)
 
 
 # The rows by the engine of their label.
 ENGINES: dict[str, Callable[[], list[Row]]] = {
-    "ort-cpu": lambda: planted_rows(PLANTS),
-    "openvino": lambda: planted_rows(OPENVINO_PLANTS),
-    "torch-inductor": inductor_rows,
-    "ort-cuda": cuda_rows,
+    "ort-cpu": lambda: rows_of(partial(row, plant) for plant in PLANTS),
+    "openvino": lambda: rows_of(partial(row, plant) for plant in OPENVINO_PLANTS),
+    "torch-inductor": lambda: rows_of(partial(inductor_row, *one) for one in PROGRAMS.items()),
+    "ort-cuda": lambda: [cuda_row(planted) for planted in PLANTED],
 }
 
 
@@ -183,7 +172,7 @@ def table(found: list[Row]) -> str:
 
 def main(engines: Sequence[str]) -> None:
     """The table, measured anew for these engines, or for all."""
-    before: list[Row] = earlier("fallbacks")["rows"]
+    before: list[Row] = earlier("fallbacks").get("rows", [])
     found = []
     for engine, measure in ENGINES.items():
         kept = [row for row in before if row["label"].endswith(f"@{engine}")]

@@ -144,12 +144,12 @@ class Bench:
             self.settle(way, failed[::2])
             self.settle(way, failed[1::2])
 
-    def next_group(self, way: str, size: int, server: str) -> list[Key]:
-        """Return calls, to one server if it is named, that did not fail in this way yet, spread over the run."""
+    def next_group(self, way: str, size: int) -> list[Key]:
+        """Return calls that did not fail in this way yet, spread over the run."""
         settled = {
             (row["server"], row["method"], row["path"], row["nth"]) for row in self.known["rows"] if row["way"] == way
         }
-        keys: list[Key] = [tuple(call) for call in self.known["calls"] if server in ("", call[0])]
+        keys: list[Key] = [tuple(call) for call in self.known["calls"]]
         left = [
             key for key in keys if key not in settled and self.known["missed"].get(_name(way, key), 0) < MOST_MISSES
         ]
@@ -185,8 +185,6 @@ def summary(known: dict[str, Any]) -> str:
 def main(
     minutes: Annotated[float, typer.Option(help="Start no run after so long.")] = 120.0,
     size: Annotated[int, typer.Option(help="Calls that fail in one run; a quarter of them if they hang.")] = 96,
-    way: Annotated[str, typer.Option(help="Only this way to fail.")] = "",
-    server: Annotated[str, typer.Option(help="Only calls to this server.")] = "",
 ) -> None:
     """Fail calls until all have failed in all ways, or so much time is over."""
     end = time.monotonic() + 60 * minutes
@@ -197,10 +195,10 @@ def main(
         bench = Bench(plant, known)
         bench.start(stack)
         print(json.dumps(Counter(call[0] for call in known["calls"])), flush=True)
-        ways = [way] if way else list(WAYS)
+        ways = list(WAYS)
         while ways and time.monotonic() < end:
             # In turn, so that what is there at any time covers all ways.
-            if group := bench.next_group(ways[0], size // 4 if ways[0] == "hang" else size, server):
+            if group := bench.next_group(ways[0], size // 4 if ways[0] == "hang" else size):
                 bench.settle(ways[0], group)
                 ways = [*ways[1:], ways[0]]
             else:

@@ -17,6 +17,7 @@ from tasks.measure.inventory import processor_name, this_processor, usable_cores
 from tasks.runtimes.ort import installed_runtime
 
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
+RESULTS.mkdir(parents=True, exist_ok=True)
 PARTS = ("numpy", "scipy", "scikit-learn", "great-expectations", "onnx")
 
 
@@ -33,13 +34,11 @@ def share(hits: int, n: int) -> dict[str, Any]:
 def earlier(name: str) -> dict[str, Any]:
     """Return the figures of `<name>.json`; empty if there is no such file."""
     path = RESULTS / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def write(name: str, document: dict[str, Any]) -> None:
     """Write `<name>.json` with nothing else in it."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tasks.run.settings import prepare_environment, state_folder
+
 QUANTGATE = (sys.executable, "-m", "flows.cli.app")
+
+
+# Measures in a moment, where no figure of latency is asked for.
+BRIEFLY = {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None}
 
 
 class Ran(NamedTuple):
@@ -21,6 +28,16 @@ class Ran(NamedTuple):
     result: dict[str, Any]
     seconds: float
     exit: int
+
+
+def state_of(name: str, *, again: bool = False) -> Path:
+    """Return the state folder of a benchmark, unless the environment names one; with `again`, without its latencies."""
+    os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate", name).resolve()))
+    state = state_folder()
+    prepare_environment(state)
+    if again:
+        shutil.rmtree(state / "store" / "latency", ignore_errors=True)
+    return state
 
 
 def write_job(folder: Path, fields: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ Processes of one load each, in turn. Processor time is given beside time: on a b
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from importlib import metadata
@@ -16,10 +15,10 @@ from pathlib import Path
 from statistics import median
 
 from figures import save
+from jobs import state_of
 from processes import answer_of
 
 from tasks.engines.variants import session_settings
-from tasks.run.settings import prepare_environment, state_folder
 from validators.job.candidate_name import decode
 
 ROUNDS = 7
@@ -42,11 +41,10 @@ def load(model: Path, options: dict[str, str]) -> tuple[float, float, bool]:
 
 
 def main() -> None:
-    os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
-    prepare_environment(state_folder())
+    state = state_of("benchmarks")
     from flows.cli.demo import prepare_demo
 
-    model = prepare_demo(state_folder()).with_name("text") / "model.onnx"
+    model = prepare_demo(state).with_name("text") / "model.onnx"
     settings = session_settings(decode("fp32-fused@openvino"), 2)
     options = settings.provider_options | {"INFERENCE_NUM_THREADS": str(settings.threads)}
     figures: dict[str, list[tuple[float, float, bool]]] = {"compiled": [], "from the cache": []}

@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "support
 from conftest import tiny_model, tiny_samples, tiny_weights
 from driving import environment, write_job
 from figures import save
-from jobs import QUANTGATE
+from jobs import BRIEFLY, QUANTGATE
 from stack import Stack, wait_until
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -102,7 +102,7 @@ def _job(root: Path, count: int, seed: int) -> Path:
         "search": "all",
         "gates": {"min_speedup": None},
         "budgets": {"recovery": 0},
-        "measurement": {"launches": 1, "blocks": 3, "block_seconds": 0.02, "max_other_load": None},
+        "measurement": BRIEFLY,
         "seed": seed,
     }
     return write_job(root / f"job-{count}-{seed}.yaml", job)

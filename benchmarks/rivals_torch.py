@@ -72,7 +72,9 @@ class Compiler:
 
     def _package(self, program: Any, path: Path) -> None:
         some = self.batches[0]
-        inputs = [(name, str(some[name].dtype), ["samples", *_axes(some[name])]) for name in self.inputs]
+        # A text's other axis is dynamic, too.
+        axes = {name: ["length"] if some[name].ndim == 2 else [*some[name].shape[1:]] for name in self.inputs}
+        inputs = [(name, str(some[name].dtype), ["samples", *axes[name]]) for name in self.inputs]
         about = {"inputs": inputs, "outputs": [(name, "float32", []) for name in self.outputs], "products": []}
         # Freezing folds weights into the layout of the kernels; without it nothing computes in integers.
         configs = {"freezing": True, "aot_inductor.metadata": {"quantgate": json.dumps(about)}}
@@ -81,10 +83,6 @@ class Compiler:
 
     def _tensors(self, batch: Arrays) -> tuple[torch.Tensor, ...]:
         return tuple(torch.from_numpy(batch[name]) for name in self.inputs)
-
-
-def _axes(array: Any) -> list[int | str]:
-    return ["length"] if array.ndim == 2 else list(array.shape[1:])
 
 
 def _text(onnx_path: Path) -> nn.Module:

@@ -34,6 +34,7 @@ import onnx
 import psutil
 import typer
 from figures import earlier, save
+from jobs import BRIEFLY
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "support")]
@@ -181,13 +182,7 @@ def _job(name: str, seed: int) -> dict[str, object]:
         "objective": "size",
         "gates": {"min_speedup": None},
         "budgets": {"recovery": 0},
-        "measurement": {
-            "launches": 1,
-            "blocks": 3,
-            "block_seconds": 0.02,
-            "warmup_seconds": 0.01,
-            "max_other_load": None,
-        },
+        "measurement": BRIEFLY | {"warmup_seconds": 0.01},
         "seed": seed,
     }
 

@@ -16,8 +16,6 @@ Decoders, with the cache that they are served with, are compared in `decoders.py
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +23,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from figures import earlier, save
-
-from tasks.run.settings import prepare_environment, state_folder
+from jobs import state_of
 
 SUPPORT = Path(__file__).parents[1] / "tests/support"
 MODEL_NAMES = ("text", "image")
@@ -45,11 +42,7 @@ def main(
     sys.path.insert(0, str(SUPPORT))
     from other_processor import own_kind
 
-    os.environ.setdefault("QUANTGATE_STATE", str(Path(".quantgate/benchmarks").resolve()))
-    state = state_folder()
-    prepare_environment(state)
-    if again:
-        shutil.rmtree(state / "store" / "latency", ignore_errors=True)
+    state = state_of("benchmarks", again=again)
     # Prefect and MLflow read the environment when they are imported.
     from variants_compare import compare
     from variants_models import MODELS, cut, rough

@@ -71,7 +71,7 @@ def run(
     places = [(kind, n, ratio) for kind, known in enumerate(KINDS) for n, ratio in product(known.sizes, RATIOS)]
     small = list(product(SKEWED, SMALL))
     with ProcessPoolExecutor(PROCESSES) as pool:
-        choices = {name: pool.submit(_choice, name, seed, experiments) for name in CHOICES}
+        choices = {name: pool.submit(_choice, *one, seed, experiments) for name, one in CHOICES.items()}
         judged = [pool.submit(judge_cell, *place, seed + row, experiments) for row, place in enumerate(places)]
         compared = [
             pool.submit(compare_methods, *place, seed + row, experiments // 2) for row, place in enumerate(small)
@@ -211,17 +211,18 @@ def _bca_upper(values: np.ndarray, rng: np.random.Generator) -> float:
     return float(found.confidence_interval.high)
 
 
-CHOICES: dict[str, Callable[[int, int], dict[str, Any]]] = {
-    "all lose the tolerance": lambda seed, count: choose_by_drop(TOLERANCE, seed, count),
-    "none loses anything": lambda seed, count: choose_by_drop(0.0, seed, count),
-    "all are just not fast enough": lambda seed, count: choose_by_speed(BOUND, seed, count),
-    "all are 10 % faster than need be": lambda seed, count: choose_by_speed(BOUND * 1.10, seed, count),
+Choose = Callable[[float, int, int], dict[str, Any]]
+CHOICES: dict[str, tuple[Choose, float]] = {
+    "all lose the tolerance": (choose_by_drop, TOLERANCE),
+    "none loses anything": (choose_by_drop, 0.0),
+    "all are just not fast enough": (choose_by_speed, BOUND),
+    "all are 10 % faster than need be": (choose_by_speed, BOUND * 1.10),
 }
 
 
-def _choice(name: str, seed: int, experiments: int) -> dict[str, Any]:
+def _choice(choose: Choose, truth: float, seed: int, experiments: int) -> dict[str, Any]:
     """One scenario, its counts as shares."""
-    found = CHOICES[name](seed, experiments)
+    found = choose(truth, seed, experiments)
     counts = ("promoted on what chose", "promoted after confirmation")
     return found | {key: share(found[key], experiments) for key in counts}
 

@@ -67,7 +67,7 @@ def _bundle(options: argparse.Namespace) -> int:
 def _wheels(options: argparse.Namespace) -> int:
     from gpu.wheels import download
 
-    for path in download(options.folder, options.python, _part_bytes(options), lean=options.lean):
+    for path in download(options.folder, options.python, _part_bytes(options)):
         print(f"{path.name}  {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
@@ -193,7 +193,6 @@ def _parser() -> argparse.ArgumentParser:
     wheels.add_argument("folder", type=Path)
     wheels.add_argument("--python", default="3.12")
     _part_arguments(wheels)
-    wheels.add_argument("--lean", action="store_true", help="without NumPy, SciPy and ONNX")
     _command(commands, "join", _join).add_argument("folder", type=Path)
     merge = _command(commands, "merge", _merge)
     merge.add_argument("files", type=Path, nargs="+")

@@ -183,7 +183,6 @@ def _write_model(bare: bytes, weights: Mapping[str, NDArray[Any]], notes: Notes,
 
 
 def arrays_of(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` file."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
 

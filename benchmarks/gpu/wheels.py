@@ -12,14 +12,10 @@ from validators.errors import InfrastructureError
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 # pip takes each of these names literally, and no newer one for an older: all that may run with a C library of 2.28.
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)), "manylinux2014_x86_64")
-# The large ones that usually lie beside PyTorch already, in versions that do.
-WITH_TORCH = frozenset({"ml_dtypes", "numpy", "onnx", "protobuf", "scipy"})
 
 
-def download(folder: Path, python: str, part_bytes: int, *, lean: bool) -> list[Path]:
+def download(folder: Path, python: str, part_bytes: int) -> list[Path]:
     """Fetch wheels for a Linux on x86-64 into the folder, and cut those larger than `part_bytes`; 0 leaves them whole.
-
-    `lean` drops NumPy, SciPy and ONNX, for a machine that has them.
 
     Raises:
         InfrastructureError: pip does not bring them.
@@ -38,8 +34,5 @@ def download(folder: Path, python: str, part_bytes: int, *, lean: bool) -> list[
         )
     parts: list[Path] = []
     for wheel in sorted(folder.glob("*.whl")):
-        if lean and wheel.name.partition("-")[0].lower() in WITH_TORCH:
-            wheel.unlink()
-        else:
-            parts += split(wheel, part_bytes) if part_bytes else [wheel]
+        parts += split(wheel, part_bytes) if part_bytes else [wheel]
     return parts

@@ -45,6 +45,16 @@ _OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "text": ("str", (8,)),
 }
 
+# Leads of the pages of records: every key with type, default, bounds and meaning.
+_JOB = (
+    "A job file is YAML. Unknown keys and values out of bounds are refused. Paths are relative to the job file. "
+    "Editors can use the JSON Schema: [job.schema.json](../job.schema.json)."
+)
+_RESULT = (
+    "`--result FILE` writes one JSON document, whatever the outcome of the run. JSON Schema: "
+    "[result.schema.json](../result.schema.json)."
+)
+
 # Labels in words.
 _INTERVALS = {
     "clusters": "samples",
@@ -63,24 +73,6 @@ _KINDS: dict[LabelKind, str] = {
     "groups": "the group of relevant samples",
     "boxes": "boxes: x1, y1, x2, y2, class",
 }
-
-
-def job_page() -> str:
-    """Return the page on the job file: every key with type, default, bounds and meaning."""
-    lead = (
-        "A job file is YAML. Unknown keys and values out of bounds are refused. Paths are relative to the job file. "
-        "Editors can use the JSON Schema: [job.schema.json](../job.schema.json)."
-    )
-    return model_page("The job file", lead, schema_of("job.schema.json"))
-
-
-def result_page() -> str:
-    """Return the page on the result document."""
-    lead = (
-        "`--result FILE` writes one JSON document, whatever the outcome of the run. JSON Schema: "
-        "[result.schema.json](../result.schema.json)."
-    )
-    return model_page("The result document", lead, schema_of("result.schema.json"))
 
 
 def exit_code_page() -> str:
@@ -170,9 +162,9 @@ def name_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "reference/job.md": job_page,
+    "reference/job.md": lambda: model_page("The job file", _JOB, schema_of("job.schema.json")),
     "reference/commands.md": command_page,
-    "reference/result.md": result_page,
+    "reference/result.md": lambda: model_page("The result document", _RESULT, schema_of("result.schema.json")),
     "reference/metrics.md": metric_page,
     "reference/names.md": name_page,
     "reference/gates.md": gate_page,
