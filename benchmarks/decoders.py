@@ -39,7 +39,8 @@ FEW_WINDOWS, SHORT_ANSWER, ROUGH_CANDIDATES = 8, 8, ("int8-g32-rtn@ort-genai",)
 COMPARED = (
     *("int8-dynamic-pc", "int8-dynamic-pc-smooth", "int8-dynamic-pc-rot"),
     *("int8-g32-rtn", "int8-g32-rtn+kv4", "int8-g64-rtn", "int8-g64-rtn-rot"),
-    *(f"int4-g{size}-gptq-asym{rest}" for size in (64, 32) for rest in ("", "-rot", "-mix25-rot")),
+    *(f"int4-g{size}-gptq-asym{rest}" for size in (64, 32) for rest in ("", "-rot")),
+    *("int4-g64-gptq-asym-21db-rot", "int4-g64-gptq-asym-22db-rot"),
 )
 
 

