@@ -462,7 +462,7 @@ def _float_costs(
 
 def _costs_on_target(candidate: Candidate) -> ProfileCosts:
     profile_costs = find_target(candidate.target).profile_costs
-    assert profile_costs, "engines without a profile refuse -fast, and search no INT8"
+    assert profile_costs, "engines without a profile search no INT8, and leave no slow products in float"
     return profile_costs
 
 

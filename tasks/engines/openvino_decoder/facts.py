@@ -42,6 +42,7 @@ DECODER = TargetFacts(
             "bf16@openvino-decoder",
             "int8-dynamic-pc@openvino-decoder",
             "int8-g64-rtn@openvino-decoder",
+            "int4-g32-gptq-asym@openvino-decoder",
         ),
     },
 )

@@ -298,7 +298,7 @@ def test_a_variant_of_the_cpu_is_measured(tiny: Tiny, tmp_path: Path, folder: Pa
         ("int4-g128-gptq@tensorrt", "gptq"),
         ("int8-static-mse-pc-bc@tensorrt", "'bc'"),
         ("int8-static-mse-pc-40db@tensorrt", "forms of int8 parts"),
-        ("int8-static-mse-pc-keep2@tensorrt", "a number of parts in float"),
+        ("int8-static-mse-pc-keep2@tensorrt", "keep2 for tensorrt"),
         ("fp16@ort-cpu", "fp16 on ort-cpu"),
     ],
 )

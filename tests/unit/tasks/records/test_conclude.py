@@ -445,6 +445,7 @@ def test_a_recovery_is_in_the_document_as_it_was_found() -> None:
         "other_us": None,
         "frontier": [{"level_db": 40, "noise": 0.0001, "cost": 2048.0, "candidate": KEPT, "outcome": "passed"}],
         "cost_unit": "bytes",
+        "passes": False,
     }
     assert document(conclude(make_job(), FINDINGS, Clock()))["recovery"] is None
 

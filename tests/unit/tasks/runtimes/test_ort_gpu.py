@@ -16,7 +16,7 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session, refuse_strays
 from tasks.runtimes.ort_gpu import device_of, load_libraries, probe, why_missing
-from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner, run_all
+from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner
 from tasks.runtimes.shipped.model import CUDA, PRODUCTS, RECORD, AssignedNode, assignment, load, strays
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
@@ -173,7 +173,8 @@ def test_a_request_computes_and_copies_nothing(tiny: Tiny, monkeypatch: pytest.M
     with open_session(tiny.model, SETTINGS) as session:
         runner = GpuSessionRunner(session, CPU)
         expected = session.run(None, {"x": x})[0]
-        np.testing.assert_array_equal(run_all(runner, [{"x": x[:2]}, {"x": x[2:]}], "logits"), expected)
+        found = [runner.run({"x": part}, ["logits"])[0] for part in (x[:2], x[2:])]
+        np.testing.assert_array_equal(np.concatenate(found), expected)
         calls = []
         real = session.run_with_iobinding
         monkeypatch.setattr(session, "run_with_iobinding", lambda binding: (calls.append(binding), real(binding)))
