@@ -30,9 +30,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> tuple[Path, P
     root = tmp_path_factory.mktemp("oldest")
     state, found = root / "state", root / "result.json"
     register_models(state, tiny.model.parent, str(OLDEST))
-    job = write_job(
-        root / "job.yaml", tiny.job(source="models:/tiny/1", candidates=["int4-g32-rtn@ort-cpu"], objective="size")
-    )
+    told = tiny.job(source="models:/tiny/1", candidates=["int4-g32-rtn@ort-cpu"], objective="size")
+    job = write_job(root / "job.yaml", told | {"budgets": {"recovery": 0}})
     command = [str(OLDEST), "-m", "flows.cli.app", "run", str(job), "--result", str(found)]
     done = subprocess.run(command, env=environment(state), cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -178,7 +178,7 @@ def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, 
     tab = context.new_page()
     tab.goto(pages["promoted"].as_uri())
     drawn = [figure.bounding_box() for figure in tab.locator("section > figure svg").all()]
-    assert len(drawn) == 6 and all(box and box["width"] > 600 and box["height"] > 50 for box in drawn)
+    assert len(drawn) == 7 and all(box and box["width"] > 600 and box["height"] > 50 for box in drawn)
     context.close()
     with visit(chromium, pages["promoted"], media="print") as view:
         view.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
