@@ -183,5 +183,5 @@ def test_without_scripts_and_on_paper_every_picture_is_there(chromium: Browser, 
     with visit(chromium, pages["promoted"], media="print") as view:
         view.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert view.tab.locator("details:not([open])").count() == 0, "paper cannot be unfolded"
-        assert view.tab.locator("section > figure svg").count() == 6
+        assert view.tab.locator("section > figure svg").count() == 7
         assert len(view.tab.pdf(format="A4")) > 50_000
