@@ -347,8 +347,10 @@ def test_the_demo_has_one_set_of_figures() -> None:
     """Those of the runs on both kinds of processor."""
     runs = result("demo_processors")
     readme, tutorial = pages()["README.md"], pages()["docs/tutorial.md"]
-    assert table(runs["amx"]) in readme and table(runs["amx"]) in tutorial and table(runs["avx2"]) in tutorial
-    for run, texts in ((runs["amx"], (readme, tutorial)), (runs["avx2"], (tutorial,))):
+    lesser = runs["avx2"]
+    (own,) = (run for kind, run in runs.items() if kind != "avx2")
+    assert table(own) in readme and table(own) in tutorial and table(lesser) in tutorial
+    for run, texts in ((own, (readme, tutorial)), (lesser, (tutorial,))):
         (found,) = (one["confirmed"] for one in run["candidates"] if one["name"] == run["chosen"])
         figures = (
             f"{found['metric_value']:.3f}",
@@ -358,7 +360,7 @@ def test_the_demo_has_one_set_of_figures() -> None:
         for text in texts:
             prose = " ".join(text.split())
             assert all(figure in prose for figure in figures), figures
-    minutes = f"{runs['amx']['seconds'] // 60} min {runs['amx']['seconds'] % 60} s"
+    minutes = f"{own['seconds'] // 60} min {own['seconds'] % 60} s"
     assert minutes in readme and minutes in tutorial
 
 
