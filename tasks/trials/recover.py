@@ -71,7 +71,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         name = names[index]
         trial = judge_trial(judged_data, try_step(name, make_candidate, run, baseline, name))
         attempts[name] = trial
-        return None if trial.refusal else trial.outcome == "passed"
+        return None if trial.refusal else loses_little(trial)
 
     cheapest = find_cheapest(attempt, len(frontier), run.job.budgets.recovery, first_guess(chosen, own, frontier))
     # Attempts that made the same artifact count as one evaluation of the samples.
@@ -86,7 +86,10 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         cost_unit=cost_unit(run, candidate),
         passes=passes,
     )
-    failed = tuple(attempts[name] for name in names if name in attempts and attempts[name].outcome != "passed")
+    found = None if cheapest is None else names[cheapest]
+    failed = tuple(
+        attempts[name] for name in names if name in attempts and attempts[name].outcome != "passed" and name != found
+    )
     if cheapest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
         return Recovered(failed, recovery)
@@ -206,6 +209,11 @@ def drop_of(trial: Trial) -> float:
     return math.inf if math.isnan(trial.drop.value) else trial.drop.value
 
 
+def loses_little(trial: Trial) -> bool:
+    """Return True if no gate on losses is against the trial; others, such as coverage, get worse with more precise forms."""
+    return LOSSES.isdisjoint(verdict.gate for verdict in trial.against)
+
+
 def fails_on_accuracy_alone(trial: Trial) -> bool:
     """Return True if only gates on losses from quantization are against the trial."""
     against = {verdict.gate for verdict in trial.against}
@@ -222,7 +230,9 @@ def is_recoverable(name: str) -> bool:
 
 def _as_record(own: Assigned, point: Assigned, trial: Trial | None) -> FrontierPoint:
     """Return a point as a record; its cost is what it costs more than the candidate's own forms."""
-    made = (trial.candidate, trial.outcome or "") if trial else ("", "")
+    made = ("", "") if trial is None else (trial.candidate, trial.outcome or "")
+    if trial and trial.verdicts and loses_little(trial):
+        made = (trial.candidate, "passed")
     return FrontierPoint(point.level_db, point.noise, point.cost - own.cost, *made)
 
 

@@ -25,6 +25,7 @@ from tasks.trials.recover import (
     find_cheapest,
     first_guess,
     is_worth_a_search,
+    loses_little,
     with_stricter_confidence,
 )
 from validators.records.measurements import Accuracy, Estimate
@@ -79,6 +80,13 @@ def test_smaller_forms_are_searched_of_int4_that_passes_by_size() -> None:
     failing = replace(trial(smaller.candidate, 2.0, "failed"), variant=smaller.variant)
     assert choose_recovered((small, failing), "size") is failing and is_worth_a_search(failing, "size")
     assert not is_worth_a_search(small, "latency") and is_worth_a_search(failing, "latency")
+
+
+def test_an_attempt_is_right_where_only_more_precise_forms_are_worse() -> None:
+    """Too little in low precision is no reason to try yet less of it."""
+    for failing, expected in ((("coverage",), True), (("drop",), False), (("coverage", "sqnr"), False)):
+        assert loses_little(trial(STATIC, 2.0, "failed", failing=failing)) == expected
+    assert loses_little(trial(STATIC, 2.0, "passed"))
 
 
 @given(st.floats(0.05, 20), st.integers(1, 40))
