@@ -9,6 +9,8 @@ from math import isfinite
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from conftest import Hard
 from driving import Answer, run_jobs, write_job
@@ -17,6 +19,10 @@ from hypothesis import strategies as st
 from test_judge import latency, make_job
 
 from tasks.champion.bundle.verify import is_sound, verify
+from tasks.engines.ort.pairs import PAIRS
+from tasks.engines.variants import session_settings
+from tasks.ptq.eight_bit.int8_weights import Int8Weights
+from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.search import Assigned
 from tasks.runtimes.ort import open_session, run_batches
 from tasks.trials.judge_on_samples import JudgedData
@@ -28,6 +34,7 @@ from tasks.trials.recover import (
     loses_little,
     with_stricter_confidence,
 )
+from validators.job.candidate_name import decode
 from validators.records.measurements import Accuracy, Estimate
 from validators.records.run import SessionSettings, Trial, Variant
 from validators.records.verdicts import Verdict
@@ -271,3 +278,38 @@ def test_where_int8_passes_nothing_is_recovered(answers: dict[str, Answer]) -> N
     assert recovery["passes"] and not recovery["attempts"] and not recovery["frontier"]
     told = f"{STATIC} passes. Its parts have no cheaper forms, and no candidate that fails on accuracy alone is better"
     assert told in Path(result["report"]).read_text(encoding="utf-8")
+
+
+def test_a_part_in_float_between_integers_is_computed_in_float(tmp_path: Path) -> None:
+    """Its weights of a channel of zeros are 1,000 times as large: one scale, as the runtime would give it, loses the others."""
+    rng = np.random.default_rng(0)
+    kernels = {f"w{index}": rng.normal(size=(8, 8, 1, 1)).astype(np.float32) for index in range(3)}
+    kernels["w0"][0], kernels["w1"][:, 0] = 0, 1000
+    nodes = [
+        onnx.helper.make_node("Conv", [before, kernel], [after], name=kernel)
+        for before, kernel, after in (("x", "w0", "a"), ("a", "w1", "b"), ("b", "w2", "y"))
+    ]
+    shapes = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 8, 4, 4]) for name in "xy"]
+    weights = [onnx.numpy_helper.from_array(value, name) for name, value in kernels.items()]
+    graph = onnx.helper.make_graph(nodes, "three", shapes[:1], shapes[1:], weights)
+    model = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), model)
+    x = rng.normal(size=(4, 8, 4, 4)).astype(np.float32)
+    ranges = {"x": (-4.0, 4.0), "a": (-12.0, 12.0), "b": (-40.0, 40.0), "y": (-120.0, 120.0)}
+    path = tmp_path / "variant.onnx"
+    quantize_qdq(
+        model,
+        path,
+        ranges,
+        rules=PAIRS,
+        every_operator=False,
+        activation="uint8",
+        weights=Int8Weights(),
+        keep_float={"w1"},
+    )
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    as_written = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
+    with open_session(path, session_settings(decode(STATIC), 1)) as session:
+        found = run_batches(session, [{"x": x}], "y")
+    np.testing.assert_allclose(found, as_written, atol=0.02 * np.abs(as_written).max())

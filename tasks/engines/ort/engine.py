@@ -15,15 +15,16 @@ from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
 from tasks.ptq.slow_parts import profile_costs
+from tasks.runtimes.ort import DISABLED, ROUNDS_FLOATS
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
 from validators.records.run import SessionSettings
 from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER
 
-# The kernel that adds and normalizes at once works number by number: five to six times the time of Add and
-# LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`), and the runtime makes it of them when it loads.
-SLOW_FUSION = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
+# What the runtime would make of a graph when it loads. The kernel that adds and normalizes at once works number by number: five
+# to six times the time of Add and LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`).
+LEFT_OUT = {DISABLED: f"SkipLayerNormFusion;{ROUNDS_FLOATS}"}
 
 
 def _cpu_session(
@@ -34,7 +35,7 @@ def _cpu_session(
         return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
     if candidate.precision == "fp32" and not candidate.fused:
         return SessionSettings(CPU_PROVIDER, threads, libraries=libraries)  # the baseline: ONNX Runtime's own defaults
-    return SessionSettings(CPU_PROVIDER, threads, entries=dict(SLOW_FUSION), libraries=libraries)
+    return SessionSettings(CPU_PROVIDER, threads, entries=dict(LEFT_OUT), libraries=libraries)
 
 
 def _cpu_availability(_providers: Collection[str]) -> Availability:
