@@ -617,5 +617,5 @@ def test_what_a_product_costs_has_what_follows_it(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     (costs,) = profile_costs([path], {"x": drawn(64, FEATURES).astype(FLOAT)}, OPENVINO)
     assert costs.timed and costs.by_node.keys() == {"small product", "large product"}
-    assert costs.by_node["large product"] > costs.by_node["small product"] > 0
-    assert sum(costs.by_node.values()) <= costs.total
+    assert costs.by_node["large product"] > costs.by_node["small product"] >= 0
+    assert sum(costs.by_node.values()) <= costs.total + 1e-6

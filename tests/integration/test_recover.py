@@ -89,8 +89,8 @@ def test_smaller_forms_are_searched_of_int4_that_passes_by_size() -> None:
     assert not is_worth_a_search(small, "latency") and is_worth_a_search(failing, "latency")
 
 
-def test_an_attempt_is_right_where_only_more_precise_forms_are_worse() -> None:
-    """Too little in low precision is no reason to try yet less of it."""
+def test_too_little_low_precision_is_no_loss_of_accuracy() -> None:
+    """It is no reason to try yet less of it."""
     for failing, expected in ((("coverage",), True), (("drop",), False), (("coverage", "sqnr"), False)):
         assert loses_little(trial(STATIC, 2.0, "failed", failing=failing)) == expected
     assert loses_little(trial(STATIC, 2.0, "passed"))
