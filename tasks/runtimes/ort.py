@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 # Session option with the folder of external weights, for a model loaded from bytes.
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-# Session option with the names of optimizers to leave out, and the one that rounds weights which a file leaves in float, to
-# INT8 with one scale, where a Conv or Gemm reads and makes integers (observed with ONNX Runtime 1.32).
-DISABLED, ROUNDS_FLOATS = "optimization.disable_specified_optimizers", "WeightBiasQuantization"
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",

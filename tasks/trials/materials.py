@@ -45,7 +45,6 @@ from tasks.ptq.weight_only.block_parts import find_block_parts
 from tasks.run.context import Run
 from tasks.run.loaded_run import LoadedRun
 from tasks.runtimes.coverage import macs_as_written
-from tasks.runtimes.ort import DISABLED, ROUNDS_FLOATS
 from tasks.storage.product import Product
 from validators.digests import digest_file
 from validators.errors import CandidateRefused
@@ -379,9 +378,7 @@ def _quantize(candidate: Candidate, materials: Materials) -> Callable[[Path, Col
 
 def _noise_inputs(run: LoadedRun) -> tuple[Samples, str, SessionSettings]:
     """Return what noise is measured on: calibration samples, the judged output, and how the runtime loads a model."""
-    settings = SessionSettings.reference(
-        usable_cores(), entries={DISABLED: ROUNDS_FLOATS}, libraries=run.libraries
-    ).without_spinning()
+    settings = SessionSettings.reference(usable_cores(), libraries=run.libraries).without_spinning()
     return run.evidence.calibration or run.evidence.evaluation, run.evidence.output.name, settings
 
 

@@ -21,6 +21,7 @@ from test_judge import latency, make_job
 from tasks.champion.bundle.verify import is_sound, verify
 from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.variants import session_settings
+from tasks.ptq.calibrate.watched import WATCHING
 from tasks.ptq.eight_bit.int8_weights import Int8Weights
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.search import Assigned
@@ -280,7 +281,16 @@ def test_where_int8_passes_nothing_is_recovered(answers: dict[str, Answer]) -> N
     assert told in Path(result["report"]).read_text(encoding="utf-8")
 
 
-def test_a_part_in_float_between_integers_is_computed_in_float(tmp_path: Path) -> None:
+SESSIONS = {
+    "candidate": session_settings(decode(STATIC), 1),
+    "sensitivity": SessionSettings.reference(1),
+    "bias correction": WATCHING,
+    "FP8": session_settings(decode("fp8-amax-pc@ort-cpu"), 1),
+}
+
+
+@pytest.mark.parametrize("settings", SESSIONS.values(), ids=SESSIONS)
+def test_a_part_in_float_between_integers_is_computed_in_float(tmp_path: Path, settings: SessionSettings) -> None:
     """Its weights of a channel of zeros are 1,000 times as large: one scale, as the runtime would give it, loses the others."""
     rng = np.random.default_rng(0)
     kernels = {f"w{index}": rng.normal(size=(8, 8, 1, 1)).astype(np.float32) for index in range(3)}
@@ -310,6 +320,6 @@ def test_a_part_in_float_between_integers_is_computed_in_float(tmp_path: Path) -
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     as_written = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
-    with open_session(path, session_settings(decode(STATIC), 1)) as session:
+    with open_session(path, settings) as session:
         found = run_batches(session, [{"x": x}], "y")
     np.testing.assert_allclose(found, as_written, atol=0.02 * np.abs(as_written).max())

@@ -34,6 +34,9 @@ CandidateOutcome = Literal["passed", "failed", "inconclusive", "refused"]
 _DEVICE_KEY = re.compile(r"(?P<processor>.* \[[^\]]*\]) x\d+; (?:(?P<gpu>.* cc\S+) driver [^;]*; )?")
 # MLflow flavor of the source, or that it is a file.
 Flavor = Literal["onnx", "pytorch", "transformers", "sentence_transformers", "keras", "sklearn", "file"]
+# Session option of ONNX Runtime with optimizers to leave out, and the one that rounds weights which a file leaves in float, to
+# INT8 with one scale, where a Conv or Gemm reads and makes integers (observed with ONNX Runtime 1.32).
+LEFT_OUT, ROUNDS_FLOATS = "optimization.disable_specified_optimizers", "WeightBiasQuantization"
 # Run on its target; simulated by a runtime without kernels for it; built ahead of time and inspected, never run.
 Proof = Literal["measured", "simulated", "aot-checked"]
 
@@ -182,8 +185,12 @@ class SessionSettings:
         entries: Mapping[str, str] | None = None,
         libraries: Libraries = (),
     ) -> SessionSettings:
-        """Return settings of ONNX Runtime on the processor, in which sources are calibrated and computed for comparison."""
-        return cls(facts_of(DEFAULT_TARGET).provider, threads, optimization, dict(entries or {}), libraries)
+        """Return settings of ONNX Runtime on the processor, in which sources are calibrated and computed for comparison.
+
+        What a file leaves in float is computed in float.
+        """
+        entries = {LEFT_OUT: ROUNDS_FLOATS, **(entries or {})}
+        return cls(facts_of(DEFAULT_TARGET).provider, threads, optimization, entries, libraries)
 
     @property
     def on_gpu(self) -> bool:

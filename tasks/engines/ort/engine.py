@@ -15,16 +15,15 @@ from tasks.engines.ort.rules import CPU_RULES, CUDA_RULES
 from tasks.measure.inventory import find_gpu
 from tasks.ptq.build_variant import fp8_form, fused_float_form, int8_form, weights_form
 from tasks.ptq.slow_parts import profile_costs
-from tasks.runtimes.ort import DISABLED, ROUNDS_FLOATS
 from tasks.runtimes.ort_gpu import probe, why_missing
 from validators.job.candidate_name import Candidate
 from validators.records.libraries import Libraries
-from validators.records.run import SessionSettings
+from validators.records.run import LEFT_OUT, ROUNDS_FLOATS, SessionSettings
 from validators.target_facts import CPU_PROVIDER, CUDA_PROVIDER
 
 # What the runtime would make of a graph when it loads. The kernel that adds and normalizes at once works number by number: five
 # to six times the time of Add and LayerNormalization in ONNX Runtime 1.31.1 (`benchmarks/README.md`).
-LEFT_OUT = {DISABLED: f"SkipLayerNormFusion;{ROUNDS_FLOATS}"}
+NOT_FUSED = f"SkipLayerNormFusion;{ROUNDS_FLOATS}"
 
 
 def _cpu_session(
@@ -32,10 +31,10 @@ def _cpu_session(
 ) -> SessionSettings:
     if candidate.is_simulated:
         # At higher levels releases before 1.32 fuse FP8 Q/DQ into QLinearConv, which does not exist for FP8.
-        return SessionSettings(CPU_PROVIDER, threads, optimization="basic", libraries=libraries)
+        return SessionSettings.reference(threads, "basic", libraries=libraries)
     if candidate.precision == "fp32" and not candidate.fused:
         return SessionSettings(CPU_PROVIDER, threads, libraries=libraries)  # the baseline: ONNX Runtime's own defaults
-    return SessionSettings(CPU_PROVIDER, threads, entries=dict(LEFT_OUT), libraries=libraries)
+    return SessionSettings(CPU_PROVIDER, threads, entries={LEFT_OUT: NOT_FUSED}, libraries=libraries)
 
 
 def _cpu_availability(_providers: Collection[str]) -> Availability:

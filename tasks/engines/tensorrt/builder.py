@@ -17,10 +17,9 @@ from tasks.engines.tensorrt.forms import quantize_for_tensorrt
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.slow_parts import SlowParts, find_slow_parts
-from tasks.runtimes.ort import DISABLED, ROUNDS_FLOATS
 from validators.job.candidate_name import Candidate
 from validators.records.engines import BuildSettings, BuiltEngine
-from validators.records.run import Gpu
+from validators.records.run import LEFT_OUT, ROUNDS_FLOATS, Gpu
 from validators.samples.datasets import Arrays
 
 
@@ -56,7 +55,7 @@ def _slow_parts(
 BUILDER = Builder(
     # ONNX Runtime 1.31.1 rewrites Q/DQ pairs also at the level `basic`: float biases become integers, pairs are moved and
     # duplicated, and MatMul with INT4 weights becomes Gemm. The simulation must compute the pairs that TensorRT reads.
-    as_written={DISABLED: f"{ROUNDS_FLOATS};QDQPropagationTransformer;MatMulAddFusion"},
+    as_written={LEFT_OUT: f"{ROUNDS_FLOATS};QDQPropagationTransformer;MatMulAddFusion"},
     available=available,
     settings=settings_of,
     make_engine=make_engine,

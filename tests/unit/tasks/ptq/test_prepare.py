@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from processors import AMX, BITS_HERE, RUN_HERE
 
-from tasks.engines.ort.engine import LEFT_OUT
+from tasks.engines.ort.engine import NOT_FUSED
 from tasks.engines.variants import make_variant, refuse_other_targets, session_settings
 from tasks.ptq.build_variant import Materials
 from tasks.ptq.calibrate.grams import Gram, collect_grams
@@ -31,7 +31,7 @@ from validators.digests import digest_file
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import Candidate, decode
 from validators.processors import Processor
-from validators.records.run import SessionSettings
+from validators.records.run import LEFT_OUT, ROUNDS_FLOATS, SessionSettings
 from validators.samples.datasets import Arrays
 from validators.targets import facts_of
 
@@ -359,7 +359,7 @@ def test_a_candidate_becomes_the_variant_of_its_recipe(
     assert variant.changes.items() >= changes.items()
     assert variant.candidate == name and variant.path == tmp_path / "model.onnx"
     assert (variant.digest, variant.size_bytes) == (digest_file(variant.path), model_bytes(variant.path))
-    entries = {} if variant.proof == "simulated" else LEFT_OUT
+    entries = {LEFT_OUT: ROUNDS_FLOATS if variant.proof == "simulated" else NOT_FUSED}
     assert variant.session == SessionSettings("CPUExecutionProvider", 2, optimization, entries)
     assert (variant.proof == "simulated") == name.startswith("fp8")
     narrow = name.startswith("int8") and bits == 7
