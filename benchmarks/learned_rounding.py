@@ -28,8 +28,9 @@ from tasks.engines.ort.pairs import PAIRS
 from tasks.measure.inventory import usable_cores
 from tasks.ptq.calibrate.calibration import calibrate, read_ranges
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT
-from tasks.ptq.eight_bit.int8_weights import METHODS, Int8Weights, layers_to_collect
+from tasks.ptq.calibrate.in_order import collect_in_order
+from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT, read_weight
+from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_learn
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.graph.edits import initializers, name_nodes, output_channel_axis, weighted_nodes
 from tasks.ptq.graph.prepare import prepare_graph
@@ -83,14 +84,26 @@ class Bench:
         self.labels = self.samples.labels
         self.statistics = graph.with_name("statistics.npz")
         calibrate(graph, drawn, self.statistics, threads=usable_cores(), max_memory_mb=3000)
-        layers = layers_to_collect(graph)
+        self.batches = list(drawn.batches(8))
+        products, self.convolutions = layers_to_learn(graph)
         started = time.monotonic()
         self.sums = collect_grams(
-            graph, dict(layers.values()), lambda: drawn.batches(8), max_memory_mb=3000, threads=usable_cores()
+            graph, dict(products.values()), lambda: self.batches, max_memory_mb=3000, threads=usable_cores()
         )
         self.gram_seconds = time.monotonic() - started
-        self.grams = {node: self.sums[name] for node, (name, _) in layers.items()}
+        self.grams = {node: self.sums[name] for node, (name, _) in products.items()}
         self.float_answers = self.answers(graph)
+
+    def seen(self, weights: Int8Weights) -> dict[str, Gram]:
+        """Return the Gram matrix of each layer, by node."""
+
+        def rounded(weight: Array, gram: Gram) -> Array:
+            return read_weight(*weights.quantize(weight, 0, gram=gram), 0)
+
+        settings = SessionSettings.reference(usable_cores())
+        return self.grams | collect_in_order(
+            self.graph, self.convolutions, self.batches, rounded, settings, max_memory_mb=3000
+        )
 
     def answers(self, path: Path) -> Array:
         """Return the logits of all evaluation samples."""
@@ -141,16 +154,16 @@ class Bench:
     def _weights(self, path: Path, method: str, bits: int) -> None:
         proto = onnx.load(self.graph)
         name_nodes(proto.graph)
-        constants = initializers(proto.graph)
+        constants, weights = initializers(proto.graph), Int8Weights(True, bits, method)  # type: ignore[arg-type]  # 4 bits are of this file
+        seen = self.seen(weights) if weights.method == "learned" else {}
         for node, weight in weighted_nodes(proto.graph):
             values, axis = to_array(weight), output_channel_axis(node, weight)
-            gram = self.grams[node.name].matrix if node.name in self.grams else None
-            codes, scales = METHODS[method](values, axis, bits, 0.0, gram)  # type: ignore[arg-type]  # 4 bits are of this file
-            shape = [-1 if index == axis else 1 for index in range(values.ndim)]
-            constants[weight.name].CopyFrom(from_array(codes * scales.reshape(shape), weight.name))
+            made = read_weight(*weights.quantize(values, axis, gram=seen.get(node.name)), axis)
+            constants[weight.name].CopyFrom(from_array(made, weight.name))
         onnx.save(proto, path)
 
     def _pairs(self, path: Path, method: str, bits: int) -> None:
+        weights = Int8Weights(True, bits, method)  # type: ignore[arg-type]  # 7 or 8
         quantize_qdq(
             self.graph,
             path,
@@ -158,8 +171,8 @@ class Bench:
             rules=PAIRS,
             every_operator=self.every_operator,
             activation="uint8",
-            weights=Int8Weights(True, bits, method),  # type: ignore[arg-type]  # 7 or 8
-            grams=self.grams,
+            weights=weights,
+            grams=(lambda _nodes: self.seen(weights)) if method == "learned" else None,
         )
 
     def _blocks(self, path: Path, method: str, symmetric: bool) -> None:

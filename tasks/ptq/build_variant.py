@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
+from tasks.ptq.calibrate.in_order import collect_in_order
 from tasks.ptq.calibrate.patches import Patches
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import WeightBits
+from tasks.ptq.eight_bit.affine import WeightBits, read_weight
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
-from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_collect
+from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_learn
 from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
@@ -39,6 +44,7 @@ from validators.job.given_file import GivenFile
 from validators.job.methods import FAST, ROTATED, SMOOTH
 from validators.processors import Processor
 from validators.records.libraries import Libraries
+from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 from validators.targets import is_on_gpu
 
@@ -53,12 +59,12 @@ class Materials:
     transformer fusions, `rotated` that of a decoder after a rotation. `statistics` are the calibration statistics of the
     activations, of the smoothed graph if its argument is true, else of the prepared one. `ranking` returns the parts of the
     model for an INT8 candidate, most sensitive first. `batches` are calibration samples; `grams` are Gram matrices over all of
-    them, for a candidate and the float graph that it starts from. `processor` is the one that the variant is made for,
-    and decides the bits of its weights. `libraries` hold the custom operators of the source. `program` is its exported PyTorch
-    program, if it was one; a compiler tunes code for `threads`. `slow_parts` returns the products that an INT8 candidate makes
-    slower. `companions` are the files beside a decoder's graph: its configuration and tokenizer. `cache_ranges` are those of
-    its caches in so many bits. `pairs` are the rules of the candidate's engine for Q/DQ pairs. `given` is the file of a
-    candidate that another tool made of `source`.
+    them, for a candidate and the float graph that it starts from, in at most `memory_mb` (1e6 bytes). `processor` is the one
+    that the variant is made for, and decides the bits of its weights. `libraries` hold the custom operators of the source.
+    `program` is its exported PyTorch program, if it was one; a compiler tunes code for `threads`. `slow_parts` returns the
+    products that an INT8 candidate makes slower. `companions` are the files beside a decoder's graph: its configuration and
+    tokenizer. `cache_ranges` are those of its caches in so many bits. `pairs` are the rules of the candidate's engine for Q/DQ
+    pairs. `given` is the file of a candidate that another tool made of `source`.
     """
 
     prepared: Callable[[], Path]
@@ -80,6 +86,7 @@ class Materials:
     source: Path = Path()
     rotated: Callable[[], Path] | None = None
     parts: Callable[[Candidate], tuple[Part, ...]] = lambda _candidate: ()
+    memory_mb: Callable[[], float] = lambda: math.inf
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -190,10 +197,9 @@ def quantize_int8(
         return quantize_dynamic(model, path, weights=weights, keep_float=keep_float)
     grams = None
     if candidate.rounding.needs_grams:
-        layers = layers_to_collect(model)
-        _check_learnable(candidate, layers)
-        sums = materials.grams(candidate, model)
-        grams = {node: sums[name] for node, (name, _) in layers.items()}
+        products, convolutions = layers_to_learn(model)
+        _check_learnable(candidate, [*products, *convolutions])
+        grams = partial(_grams, candidate, materials, model, weights, products, convolutions)
     report = quantize_qdq(
         model,
         path,
@@ -224,10 +230,37 @@ def _check_learnable(candidate: Candidate, layers: Collection[str]) -> None:
         )
 
 
-def gram_inputs(candidate: Candidate, float_model: Path) -> dict[str, int | Patches]:
-    """Return what a candidate's rounding needs Gram matrices of, by their names; see `collect_grams`."""
+def _grams(
+    candidate: Candidate,
+    materials: Materials,
+    model: Path,
+    weights: Int8Weights,
+    products: Mapping[str, tuple[str, int]],
+    convolutions: Mapping[str, Patches],
+    nodes: Collection[str],
+) -> dict[str, Gram]:
+    """Return the Gram matrices of what these nodes read, by node; see `collect_grams` and `collect_in_order`."""
+    read = {node: name for node, (name, _) in products.items() if node in nodes}
+    sums = materials.grams(candidate, model) if read else {}
+
+    def rounded(weight: NDArray[Any], gram: Gram) -> NDArray[Any]:
+        return read_weight(*weights.quantize(weight, 0, gram=gram), 0)
+
+    in_order = collect_in_order(
+        model,
+        {node: patches for node, patches in convolutions.items() if node in nodes},
+        materials.batches(),
+        rounded,
+        SessionSettings.reference(materials.threads, libraries=materials.libraries).without_spinning(),
+        max_memory_mb=materials.memory_mb(),
+    )
+    return {node: sums[name] for node, name in read.items()} | in_order
+
+
+def gram_inputs(candidate: Candidate, float_model: Path) -> dict[str, int]:
+    """Return the activations that a candidate's rounding needs Gram matrices of, with their channels; see `collect_grams`."""
     if candidate.precision == "int8":
-        return dict(layers_to_collect(float_model).values())
+        return dict(layers_to_learn(float_model)[0].values())
     return dict(tensors_to_collect(float_model, block_size=candidate.block_size or 32))
 
 

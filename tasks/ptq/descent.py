@@ -6,9 +6,7 @@ inputs replaces the samples, and the best value of a weight given all others has
 Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", 2023, algorithm 1). After each block its scale
 gets its best value too, in place of a learned clipping range. No step increases the objective, and none needs gradients.
 
-X is the input in the float model. With the input that the quantized layer receives, INT4 by channel of MiniLM-L6 left as much
-error; with the float layer's output as the aim, as AdaRound's equation 25 has it, INT8 left 2 to 3.6 times the error of
-rounding to nearest, since clipped outliers of a few tokens then shift the weights of all.
+X is the input in the float model, or that of a convolution behind rounded ones (`tasks.ptq.calibrate.in_order`).
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ SWEEPS, SETTLED = 10, 0.002
 DAMPING = 0.01
 
 
-def damped(gram: Floats) -> Floats:
-    """Return the Gram matrix of inputs, float64 `[..., K, K]`, with the share DAMPING of its mean diagonal added to it."""
+def damped(gram: Floats, share: float = DAMPING) -> Floats:
+    """Return the Gram matrix of inputs, float64 `[..., K, K]`, with a share of its mean diagonal added to its diagonal."""
     channels = gram.shape[-1]
     mean = np.einsum("...kk->...", gram) / channels
     # All inputs were zero: any damping then gives plain rounding.
-    return np.asarray(gram + np.where(mean > 0, DAMPING * mean, 1.0)[..., None, None] * np.eye(channels))
+    return np.asarray(gram + np.where(mean > 0, share * mean, 1.0)[..., None, None] * np.eye(channels))
 
 
 def descend(

@@ -297,6 +297,7 @@ def materials_of(run: LoadedRun) -> Materials:
         source=source.onnx_path,
         rotated=lambda: run.store.make(rotated_graph)[0],
         parts=parts,
+        memory_mb=room_mb,
     )
     return materials
 

@@ -19,7 +19,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.calibrate.watched import open_watched, split_by_memory
 from tasks.ptq.graph.edits import scratch
@@ -40,12 +39,14 @@ class Gram:
     """Gram matrix of an activation X, of shape `[rows, K]`.
 
     `matrix`: the sum `X^T X`, float64 `[K, K]`. `mean_absolute`: the mean of `|X|` per channel, float64 `[K]`. For the patches
-    of a convolution both have one more axis in front, its groups.
+    of a convolution all have one more axis in front, its groups, and `cross` is the sum `X^T F` with the patches F that the
+    float model reads in the place of X.
     """
 
     matrix: Floats
     mean_absolute: Floats
     rows: int
+    cross: Floats | None = None
 
     def __add__(self, other: Gram) -> Gram:
         """Return the Gram matrix over the rows of both."""
@@ -53,10 +54,25 @@ class Gram:
         mean = (self.mean_absolute * self.rows + other.mean_absolute * other.rows) / max(rows, 1)
         return Gram(self.matrix + other.matrix, mean, rows)
 
+    def checked(self, name: str) -> Gram:
+        """Return the Gram matrix of the values `name`.
+
+        Raises:
+            CandidateRefused: `invalid`: a value was not finite.
+        """
+        if np.isfinite(self.mean_absolute).all():
+            return self
+        raise CandidateRefused(
+            kind="invalid",
+            found=f"NaN or Inf among the values of {name!r}",
+            expected="finite activations on the calibration samples",
+            fix="find the samples that overflow, or keep the model in float32",
+        )
+
 
 def collect_grams(
     model: Path,
-    tensors: Mapping[str, int | Patches],
+    tensors: Mapping[str, int],
     batches: Batches,
     *,
     max_memory_mb: float,
@@ -65,11 +81,10 @@ def collect_grams(
 ) -> dict[str, Gram]:
     """Run a float model over batches of samples and return the Gram matrix of each tensor, by name.
 
-    `tensors` maps each name to its channels K, the length of its last axis, or any name to patches. `batches()` starts over on
-    each call. The model runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of
-    one group and goes on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session
-    does not count), see `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count
-    like others.
+    `tensors` maps each name to its channels K, the length of its last axis. `batches()` starts over on each call. The model
+    runs once on the first batch to learn the shapes, then in stages, each of which computes the tensors of one group and goes
+    on where the one before it ended (`StagedRun`). A group fits in `max_memory_mb` (1e6 bytes; the session does not count),
+    see `plan_stages`. Sums are float64. What later stages read of a batch lies in files. Padding rows count like others.
 
     Raises:
         CandidateRefused: `invalid`: the model does not run, a tensor has another number of channels, or one is not finite;
@@ -82,7 +97,7 @@ def collect_grams(
     try:
         return _in_stages(model, tensors, shapes, batches, settings, max_memory_mb)
     except OSError as error:
-        size = 1e-6 * sum(map(_matrix_bytes, tensors.values()))
+        size = 8e-6 * sum(channels**2 for channels in tensors.values())
         raise CandidateRefused(
             kind="infrastructure",
             found=f"{tempfile.gettempdir()}: {error.strerror}",
@@ -93,7 +108,7 @@ def collect_grams(
 
 def _in_stages(
     model: Path,
-    tensors: Mapping[str, int | Patches],
+    tensors: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
     batches: Batches,
     settings: SessionSettings,
@@ -101,21 +116,19 @@ def _in_stages(
 ) -> dict[str, Gram]:
     found: dict[str, Gram] = {}
     with scratch() as folder:
-        read = {name: _tensor(name, what) for name, what in tensors.items()}
-        run = StagedRun(onnx.load(model, load_external_data=False), model, read.values(), batches(), folder, settings)
-        in_order = {name: tensors[name] for name in sorted(tensors, key=lambda name: run.position(read[name]))}
+        run = StagedRun(onnx.load(model, load_external_data=False), model, tensors, batches(), folder, settings)
+        in_order = {name: tensors[name] for name in sorted(tensors, key=run.position)}
         for group in plan_stages(in_order, shapes, max_memory_mb):
-            sums = {name: _Sum(read[name], tensors[name]) for name in group}
-            wanted = list(dict.fromkeys(read[name] for name in group))
-            for batch in run.all_values(wanted, restart=run.position(wanted[-1]) + 1):
+            sums = {name: _Sum(name, tensors[name]) for name in group}
+            for batch in run.all_values(group, restart=run.position(group[-1]) + 1):
                 for name in group:
-                    sums[name].add(batch[read[name]])
+                    sums[name].add(batch[name])
             found.update({name: total.gram() for name, total in sums.items()})
     return found
 
 
 def plan_stages(
-    tensors: Mapping[str, int | Patches], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
+    tensors: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], max_memory_mb: float
 ) -> list[list[str]]:
     """Split the tensors, in order, into groups that each fit into `max_memory_mb`; `shapes` are those of one batch.
 
@@ -128,53 +141,40 @@ def plan_stages(
     """
     budget = max_memory_mb * 1e6
     held, at_work = {}, {}
-    for name, what in tensors.items():
-        shape = shapes[name]
-        if isinstance(what, Patches):
-            rows, channels = shape[0] * MOST_PATCHES, what.groups * what.channels
-            # The patches as they are, and as float64.
-            values, at_work[name] = 4.0 * math.prod(shape), 12.0 * rows * channels
-        else:
-            rows, channels = math.prod(shape[:-1]), what
-            values = 4.0 * rows * channels + 8 * channels
-            at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
-        needed = values + at_work[name]
-        if needed > budget:
-            raise CandidateRefused(
-                kind="unsupported",
-                found=f"{needed / 1e6:.0f} MB for the Gram matrix of {name!r}, {shapes[name]} a batch",
-                expected=f"at most {max_memory_mb:g} MB",
-                fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take a rounding of INT4 without any",
-            )
-        held[name] = values + _matrix_bytes(what)
+    for name, channels in tensors.items():
+        rows = math.prod(shapes[name][:-1])
+        values = 4.0 * rows * channels + 8 * channels
+        at_work[name] = 8.0 * channels * (min(channels, CHANNELS_AT_ONCE) + min(rows, ROWS_AT_ONCE))
+        refuse_too_large(values + at_work[name], f"{name!r}, {shapes[name]} a batch", max_memory_mb)
+        held[name] = values + 8.0 * channels**2
     return split_by_memory(held, at_work, budget)
 
 
-def _tensor(name: str, what: int | Patches) -> str:
-    return what.tensor if isinstance(what, Patches) else name
+def refuse_too_large(needed: float, what: str, max_memory_mb: float) -> None:
+    """Refuse a Gram matrix that needs so many bytes, if they are more than allowed.
 
-
-def _matrix_bytes(what: int | Patches) -> float:
-    return 8.0 * what.groups * what.channels**2 if isinstance(what, Patches) else 8.0 * what**2
+    Raises:
+        CandidateRefused: `unsupported`: they are.
+    """
+    if needed > max_memory_mb * 1e6:
+        raise CandidateRefused(
+            kind="unsupported",
+            found=f"{needed / 1e6:.0f} MB for the Gram matrix of {what}",
+            expected=f"at most {max_memory_mb:g} MB",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take a rounding of INT4 without any",
+        )
 
 
 class _Sum:
-    """Running sums of one tensor, or of the patches in it."""
+    """Running sums of one tensor."""
 
-    def __init__(self, tensor: str, what: int | Patches) -> None:
-        self._name, self._patches = tensor, what if isinstance(what, Patches) else None
-        shape = (what.groups, what.channels) if isinstance(what, Patches) else (what,)
-        self._gram = Gram(_in_file((*shape, shape[-1])), np.zeros(shape), 0)
-        self._absolute = np.zeros(shape)
+    def __init__(self, tensor: str, channels: int) -> None:
+        self._name = tensor
+        self._gram = Gram(_in_file((channels, channels)), np.zeros(channels), 0)
+        self._absolute = np.zeros(channels)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Add a batch of floats, `[..., K]`, or `[batch, C, ...]` of patches."""
-        if self._patches is not None:
-            groups = self._patches.rows(values).astype(np.float64)
-            self._gram.matrix[:] += groups.transpose(0, 2, 1) @ groups
-            self._absolute += np.abs(groups).sum(axis=1)
-            self._gram = replace(self._gram, rows=self._gram.rows + groups.shape[1])
-            return
+        """Add a batch of floats, `[..., K]`."""
         rows = values.reshape(-1, values.shape[-1])
         for start in range(0, len(rows), ROWS_AT_ONCE):
             part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
@@ -191,18 +191,12 @@ class _Sum:
         Raises:
             CandidateRefused: `invalid`: a value was not finite.
         """
-        if not np.isfinite(self._absolute).all():
-            raise CandidateRefused(
-                kind="invalid",
-                found=f"NaN or Inf among the values of {self._name!r}",
-                expected="finite activations on the calibration samples",
-                fix="find the samples that overflow, or keep the model in float32",
-            )
-        matrix = self._gram.matrix
-        for first in range(0, len(matrix) if self._patches is None else 0, CHANNELS_AT_ONCE):
+        found = replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1)).checked(self._name)
+        matrix = found.matrix
+        for first in range(0, len(matrix), CHANNELS_AT_ONCE):
             end = first + CHANNELS_AT_ONCE
             matrix[end:, first:end] = matrix[first:end, end:].T
-        return replace(self._gram, mean_absolute=self._absolute / max(self._gram.rows, 1))
+        return found
 
 
 def _in_file(shape: tuple[int, ...]) -> Floats:
@@ -214,15 +208,11 @@ def _in_file(shape: tuple[int, ...]) -> Floats:
 
 
 def _shapes(
-    model: Path, tensors: Mapping[str, int | Patches], batch: Arrays, settings: SessionSettings
+    model: Path, tensors: Mapping[str, int], batch: Arrays, settings: SessionSettings
 ) -> dict[str, tuple[int, ...]]:
-    read = {name: _tensor(name, what) for name, what in tensors.items()}
-    with open_watched(model, read.values(), settings, shapes=True) as watched:
-        found = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
-    shapes = {name: found[tensor] for name, tensor in read.items()}
+    with open_watched(model, tensors, settings, shapes=True) as watched:
+        shapes = {name: tuple(shape.tolist()) for name, shape in watched.run(batch).items()}
     for name, channels in tensors.items():
-        if isinstance(channels, Patches):
-            continue
         if not shapes[name] or shapes[name][-1] != channels:
             raise CandidateRefused(
                 kind="invalid",

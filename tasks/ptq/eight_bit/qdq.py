@@ -6,7 +6,7 @@ module rewrites the graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,14 +71,14 @@ def quantize_qdq(
     activation: QuantizedType,
     weights: Int8Weights,
     keep_float: Collection[str] = (),
-    grams: Mapping[str, Gram] | None = None,
+    grams: Callable[[Collection[str]], Mapping[str, Gram]] | None = None,
 ) -> QdqReport:
     """Write a Q/DQ form of a float model by the rules of an engine.
 
     `ranges` maps activations to (low, high); with None, for engines with `rules.place_weights`, they stay in float and weights
     alone are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8; with `e4m3` weights and
-    activations are FP8, with scales of amax / 448. `grams` holds the Gram matrices of the nodes' inputs, by the names of the
-    nodes, for methods of rounding that need them (`layers_to_collect`).
+    activations are FP8, with scales of amax / 448. `grams` returns the Gram matrices of what the quantized nodes read, by the
+    names of the nodes, for methods of rounding that need them (`layers_to_learn`).
 
     Raises:
         CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the rules do not
@@ -100,7 +100,8 @@ def quantize_qdq(
         found = f"no node to quantize: {next(iter(plan.left.items()), 'no Conv, MatMul or Gemm')}"
         refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
-    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view), grams or {}).rewrite()
+    seen = grams(plan.nodes) if grams else {}
+    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view), seen).rewrite()
     save_model(proto, variant, shares=variant.parent == model.parent)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)
@@ -212,8 +213,7 @@ class _Rewriter:
             scales = fit_e4m3_weight(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
-            gram = self.grams[node.name].matrix if node.name in self.grams else None
-            stored, scales = self.weights.quantize(values, axis, smallest=smallest, gram=gram)
+            stored, scales = self.weights.quantize(values, axis, smallest=smallest, gram=self.grams.get(node.name))
         node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)

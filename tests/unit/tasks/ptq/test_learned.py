@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,19 @@ from processors import AMX, source_alone
 from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.variants import refuse_other_targets
 from tasks.ptq.build_variant import quantize_int8
-from tasks.ptq.calibrate.grams import collect_grams
+from tasks.ptq.calibrate.grams import Gram, collect_grams
+from tasks.ptq.calibrate.in_order import Round, collect_in_order
 from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.descent import SETTLED, SWEEPS, damped, descend
-from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_collect
+from tasks.ptq.eight_bit.affine import read_weight
+from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_learn
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.weight_only.gptq import gptq
 from tasks.ptq.weight_only.int4_grid import round_to_nearest
 from tasks.ptq.weight_only.learned import learn_blocks
 from validators.errors import CandidateRefused
 from validators.job.candidate_name import decode
+from validators.records.run import SessionSettings
 
 Floats = NDArray[np.float64]
 
@@ -163,6 +168,10 @@ def test_of_a_large_picture_some_patches_are_drawn() -> None:
     assert patches.rows(np.zeros((2, 3, 40, 40), np.float32)).shape == (1, 2 * MOST_PATCHES, 3)
 
 
+def as_floats(weights: Int8Weights) -> Round:
+    return lambda weight, gram: read_weight(*weights.quantize(weight, 0, gram=gram), 0)
+
+
 @pytest.fixture
 def network(tmp_path: Path) -> tuple[Path, dict[str, NDArray[np.float32]]]:
     """A convolution, one for each channel, and a Gemm with a transposed weight."""
@@ -196,16 +205,22 @@ def test_learned_weights_of_a_network_answer_better(
     network: tuple[Path, dict[str, NDArray[np.float32]]], tmp_path: Path
 ) -> None:
     path, samples = network
-    layers = layers_to_collect(path)
-    assert list(layers) == ["first", "each", "last"]
-    sums = collect_grams(path, dict(layers.values()), lambda: [samples], max_memory_mb=100)
-    grams = {node: sums[name] for node, (name, _) in layers.items()}
-    assert grams["each"].matrix.shape == (8, 9, 9)
+    products, convolutions = layers_to_learn(path)
+    assert (list(products), list(convolutions)) == (["last"], ["first", "each"])
+    sums = collect_grams(path, dict(products.values()), lambda: [samples], max_memory_mb=100)
     (exact,) = ReferenceEvaluator(str(path)).run(None, samples)
     wide = dict.fromkeys(["x", "p", "q", "r"], (-20.0, 20.0))
     errors = {}
     for method in ("rtn", "learned"):
-        variant = tmp_path / f"{method}.onnx"
+        variant, weights = tmp_path / f"{method}.onnx", Int8Weights(True, 7, method)
+
+        def grams(nodes: Collection[str], weights: Int8Weights = weights) -> dict[str, Gram]:
+            assert set(nodes) == {"first", "each", "last"}
+            in_order = collect_in_order(
+                path, convolutions, [samples], as_floats(weights), SessionSettings.reference(1), max_memory_mb=100
+            )
+            return {"last": sums["r"]} | in_order
+
         quantize_qdq(
             path,
             variant,
@@ -213,7 +228,7 @@ def test_learned_weights_of_a_network_answer_better(
             rules=PAIRS,
             every_operator=False,
             activation="uint8",
-            weights=Int8Weights(True, 7, method),
+            weights=weights,
             grams=grams,
         )
         proto = onnx.load(variant)
@@ -258,3 +273,72 @@ def test_what_would_be_rounded_to_nearest_is_refused(
 def test_engines_with_quantizers_of_their_own_refuse_it(recipe: str) -> None:
     with pytest.raises(CandidateRefused, match="'learned'"):
         refuse_other_targets(decode(recipe), AMX)
+
+
+def test_convolutions_learn_on_what_rounded_ones_make(
+    network: tuple[Path, dict[str, NDArray[np.float32]]],
+) -> None:
+    """The second reads what the first makes with its rounded weight, and aims at the outputs of the float model."""
+
+    def coarse(weight: NDArray[Any], _gram: Gram) -> NDArray[Any]:
+        return np.asarray(np.rint(weight * 4) / 4)
+
+    path, samples = network
+    _, convolutions = layers_to_learn(path)
+    grams = collect_in_order(path, convolutions, [samples], coarse, SessionSettings.reference(1), max_memory_mb=100)
+    proto = onnx.load(path)
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    given = {name: numpy_helper.to_array(tensor) for name, tensor in constants.items()}
+    proto.graph.output[0].name = "p"
+    del proto.graph.node[1:], proto.graph.output[0].type.tensor_type.shape.dim[:]
+    (exact,) = ReferenceEvaluator(proto).run(None, samples)
+    constants["a"].CopyFrom(numpy_helper.from_array(coarse(given["a"], grams["first"]), "a"))
+    (moved,) = ReferenceEvaluator(proto).run(None, samples)
+    own, other = (convolutions["each"].rows(one).astype(np.float64) for one in (moved, exact))
+    matrix, cross = grams["each"].matrix, grams["each"].cross
+    np.testing.assert_allclose(matrix, own.transpose(0, 2, 1) @ own, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(cross, own.transpose(0, 2, 1) @ other, rtol=1e-4, atol=1e-2)
+    first = grams["first"]
+    np.testing.assert_allclose(first.matrix, first.cross, rtol=1e-12)
+
+    def left(kernel: NDArray[Any]) -> float:
+        """The error of the layer's outputs with a weight `[8, 1, 3, 3]`, against the float model's."""
+        groups, plain = (one.reshape(8, 1, 9).transpose(0, 2, 1) for one in (kernel, given["b"]))
+        return float(((own @ groups - other @ plain) ** 2).sum())
+
+    rounded, alone = as_floats(Int8Weights(True, 7, "learned")), replace(grams["each"], cross=None)
+    assert left(rounded(given["b"], grams["each"])) < 0.9 * left(rounded(given["b"], alone))
+
+
+def test_heads_that_read_one_tensor_are_learned_each(
+    network: tuple[Path, dict[str, NDArray[np.float32]]], tmp_path: Path
+) -> None:
+    """Nothing behind them is needed, which must not drop what the second one reads."""
+    proto = onnx.load(network[0])
+    kernel = np.random.default_rng(2).normal(size=(4, 8, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(kernel, "d"))
+    heads = [helper.make_node("Conv", ["q", "d"], [name], name=name) for name in ("left", "right")]
+    proto.graph.node.extend(heads)
+    for name in ("left", "right"):
+        proto.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 6, 6]))
+    onnx.save(proto, tmp_path / "heads.onnx")
+    _, convolutions = layers_to_learn(tmp_path / "heads.onnx")
+    settings, rounded = SessionSettings.reference(1), as_floats(Int8Weights(True, 7, "learned"))
+    options: dict[str, Any] = {"max_memory_mb": 100}
+    found = collect_in_order(tmp_path / "heads.onnx", convolutions, [network[1]], rounded, settings, **options)
+    np.testing.assert_allclose(found["left"].matrix, found["right"].matrix, rtol=1e-6)
+    assert list(found) == ["first", "each", "left", "right"]
+
+
+def test_a_convolution_left_in_float_changes_no_input(network: tuple[Path, dict[str, NDArray[np.float32]]]) -> None:
+    _, convolutions = layers_to_learn(network[0])
+    options: dict[str, Any] = {"max_memory_mb": 100}
+    settings, rounded = SessionSettings.reference(1), as_floats(Int8Weights(True, 7, "learned"))
+    only = {"each": convolutions["each"]}
+    grams = collect_in_order(network[0], only, [network[1]], rounded, settings, **options)
+    np.testing.assert_allclose(grams["each"].matrix, grams["each"].cross, rtol=1e-12)
+    with pytest.raises(CandidateRefused, match="MB for the Gram matrix of the convolution 'each'"):
+        collect_in_order(network[0], only, [network[1]], rounded, settings, max_memory_mb=0.01)
+    wild = {"x": np.full_like(network[1]["x"], np.inf)}
+    with pytest.raises(CandidateRefused, match="NaN or Inf among the values of 'each'"):
+        collect_in_order(network[0], only, [wild], rounded, settings, **options)
