@@ -189,31 +189,18 @@ def quantize_table(
     graph: onnx.GraphProto,
     table: EmbeddingTable,
     names: Names,
-    *,
-    embedding_bits: TableBits | None,
-    head_bits: TableBits | None,
+    bits: TableBits,
     block_size: int,
     accuracy_level: int,
 ) -> dict[str, list[onnx.NodeProto]]:
-    """Add a table's bytes to the graph's constants; return the replacement nodes by the name of the node they replace.
-
-    Bits of None leave the embedding, or the head, in float. Equal bits are stored once.
-    """
-    head_bits = head_bits if table.sites else None
-    stored = {
-        bits: store_table(graph, table.constant, names, bits=bits, block_size=block_size)
-        for bits in dict.fromkeys(bits for bits in (embedding_bits, head_bits) if bits)
-    }
-    new: dict[str, list[onnx.NodeProto]] = {}
-    if embedding_bits:
-        for node in (node for node in graph.node if node.name in table.gathers):
-            new[node.name] = [look_up(node, stored[embedding_bits], embedding_bits, block_size)]
-    if head_bits:
-        reshapes = _flattened(graph, table, stored[head_bits], names, block_size)
-        flat = [reshape.output[0] for reshape in reshapes]
-        for index, site in enumerate(table.sites):
-            product = product_of(site, [site.activation, *flat], head_bits, block_size, accuracy_level)
-            new[site.node.name] = [*(reshapes if index == 0 else []), product]
+    """Add a table's bytes to the graph's constants; return the replacement nodes by the name of the node they replace."""
+    stored = store_table(graph, table.constant, names, bits=bits, block_size=block_size)
+    new = {node.name: [look_up(node, stored, bits, block_size)] for node in graph.node if node.name in table.gathers}
+    reshapes = _flattened(graph, table, stored, names, block_size) if table.sites else []
+    flat = [reshape.output[0] for reshape in reshapes]
+    for index, site in enumerate(table.sites):
+        product = product_of(site, [site.activation, *flat], bits, block_size, accuracy_level)
+        new[site.node.name] = [*(reshapes if index == 0 else []), product]
     return new
 
 

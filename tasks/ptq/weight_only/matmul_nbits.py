@@ -66,16 +66,13 @@ class BlockWeights:
     """Settings of weights in blocks: rounding method, channels in per block, whether blocks have a zero point, and bits.
 
     `forms` has the other forms of INT4 weights, and of embeddings that are not tied, by the nodes that read them.
-    `accuracy_level` is that of MatMulNBits. Of an embedding, the look-up gets `embedding_bits` and a tied head `head_bits`,
-    rounded to nearest; None means float.
+    `accuracy_level` is that of MatMulNBits.
     """
 
     method: str
     block_size: int
     symmetric: bool
     accuracy_level: int = 4
-    embedding_bits: TableBits | None = 8
-    head_bits: TableBits | None = 8
     bits: TableBits = 4
     forms: Mapping[str, BlockForm] = field(default_factory=dict)
 
@@ -126,19 +123,10 @@ def quantize_weights(
     names = Names(proto.graph)
     looked_up: dict[str, int] = {}
     for table in tables:
-        form = weights.forms.get(table.gathers[0])
-        embedding_bits = form.bits if form else weights.embedding_bits
-        new |= quantize_table(
-            proto.graph,
-            table,
-            names,
-            embedding_bits=embedding_bits,
-            head_bits=weights.head_bits,
-            block_size=form.block_size if form else weights.block_size,
-            accuracy_level=weights.accuracy_level,
-        )
-        if embedding_bits and not table.sites:
-            looked_up |= dict.fromkeys(table.gathers, embedding_bits)
+        form = weights.forms.get(table.gathers[0], BlockForm(8, weights.block_size))
+        new |= quantize_table(proto.graph, table, names, form.bits, form.block_size, weights.accuracy_level)
+        if not table.sites:
+            looked_up |= dict.fromkeys(table.gathers, form.bits)
     bits = _replace(proto, sites, seen, scaling, weights, new, names)
     if interface_of(proto.graph) != before:
         raise _invalid(
@@ -147,7 +135,7 @@ def quantize_weights(
     save_model(proto, variant)
     _check_valid(variant, "the variant", "report it with the source model; take another candidate meanwhile")
     counts = list(scaling.placed.values())
-    tied = tuple(table.constant for table in tables if table.sites and (weights.embedding_bits or weights.head_bits))
+    tied = tuple(table.constant for table in tables if table.sites)
     return WeightOnlyReport(
         {site.node.name: bits[site.key] for site in sites},
         plan.skipped.left,

@@ -69,27 +69,18 @@ def model(tmp_path: Path) -> Path:
     return save(tmp_path / "m.onnx", nodes, {"table": normal(TOKENS, K), "ids": np.array([7], np.int64)})
 
 
-CHOICES: list[tuple[TableBits | None, TableBits | None]] = [
-    (8, 8),
-    (4, 4),
-    (8, 4),
-    (4, 8),
-    (None, 8),
-    (8, None),
-    (None, 4),
-]
-
-
-@pytest.mark.parametrize(("embedding", "head"), CHOICES)
-def test_look_up_and_head(embedding: TableBits | None, head: TableBits | None, model: Path, tmp_path: Path) -> None:
-    """Each in its own bits, or in float."""
-    weights = BlockWeights("rtn", BLOCK, True, accuracy_level=0, embedding_bits=embedding, head_bits=head)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_look_up_and_head(bits: TableBits, model: Path, tmp_path: Path) -> None:
+    """Both read one rounded table; a search gives it other bits, by the node that looks it up."""
+    proto = onnx.load(model)
+    proto.graph.node[0].name = "look up"
+    onnx.save(proto, model)
+    weights = BlockWeights("rtn", BLOCK, True, accuracy_level=0, forms={"look up": BlockForm(bits, BLOCK)})
     report = quantize_weights(model, tmp_path / "v.onnx", weights)
     assert report.tied == ("table",) and report.quantized == report.left == {}
-    table = normal(TOKENS, K)
-    looked_up, multiplied = (table if bits is None else one_by_one(table, bits) for bits in (embedding, head))
+    rounded = one_by_one(normal(TOKENS, K), bits)
     x = normal(5, K)
-    np.testing.assert_allclose(run(tmp_path / "v.onnx", x), (x + looked_up[7]) @ multiplied.T, atol=1e-4)
+    np.testing.assert_allclose(run(tmp_path / "v.onnx", x), (x + rounded[7]) @ rounded.T, atol=1e-4)
 
 
 def test_both_read_one_copy(model: Path, tmp_path: Path) -> None:
