@@ -5,29 +5,29 @@ Importing this module imports Great Expectations (4 s): import it inside the fun
 
 from __future__ import annotations
 
+from validators.calibration import expectations  # first: it imports Great Expectations quietly
+
+# isort: split
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from validators.calibration import expectations
+import great_expectations as gx
+import great_expectations.expectations as built_in
+from great_expectations.checkpoint.actions import UpdateDataDocsAction
+from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+    ProgressBarsConfig,
+)
+from great_expectations.expectations.expectation import Expectation
+
 from validators.calibration.checks.catalog import CHECKS
 from validators.calibration.checks.check import ExpectationResult, Expected, Severity
 from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.offline_pages import make_offline, write_alone
-from validators.calibration.quiet_import import quiet_import
-
-with quiet_import():
-    import great_expectations as gx
-    import great_expectations.expectations as built_in
-    from great_expectations.checkpoint.actions import UpdateDataDocsAction
-    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
-    from great_expectations.data_context.types.base import (
-        DataContextConfig,
-        InMemoryStoreBackendDefaults,
-        ProgressBarsConfig,
-    )
-    from great_expectations.expectations.expectation import Expectation
 
 NAME = "calibration"
 PAGE = "calibration.html"
