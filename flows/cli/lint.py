@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tasks.engines.catalog import lint, lint_here
 from validators.errors import EXIT_NO_VARIANT, EXIT_OK
@@ -26,21 +25,18 @@ def lint_model(model: Path, target: str, *, rules_only: bool = False) -> Command
         JobError: the target has no rules.
     """
     findings, basis = (lint(model, target), "rules alone, as asked for") if rules_only else lint_here(model, target)
-    summary = summarize(model, findings)
+    summary = _summarize(model, findings)
     code = EXIT_NO_VARIANT if any(finding.consequence in SEVERE for finding in findings) else EXIT_OK
-    document = as_document(model, target, findings, summary) | {"basis": basis}
-    return CommandAnswer(document, (*table_of(findings), summary, f"basis: {basis}"), code)
-
-
-def table_of(findings: tuple[Finding, ...]) -> tuple[Table, ...]:
-    """Return the table of findings, most severe first; empty without findings."""
-    rows = [
-        (item.consequence, item.node, item.rule, _found(item), item.fix)
-        for consequence in CONSEQUENCES
-        for item in findings
-        if item.consequence == consequence
-    ]
-    return (Table([HEADINGS, *rows]),) if rows else ()
+    document = {
+        "model": str(model),
+        "target": target,
+        "summary": summary,
+        "findings": [asdict(finding) for finding in findings],
+        "basis": basis,
+    }
+    rows = [(item.consequence, item.node, item.rule, _found(item), item.fix) for item in findings]
+    table = [Table([HEADINGS, *rows])] if rows else []
+    return CommandAnswer(document, (*table, summary, f"basis: {basis}"), code)
 
 
 def _found(finding: Finding) -> str:
@@ -48,7 +44,7 @@ def _found(finding: Finding) -> str:
     return "; ".join(dict.fromkeys(filter(None, (finding.found, finding.seen))))
 
 
-def summarize(model: Path, findings: tuple[Finding, ...]) -> str:
+def _summarize(model: Path, findings: tuple[Finding, ...]) -> str:
     """Return one line with the number of findings by consequence, or that there was nothing to check."""
     if findings:
         counts = Counter(finding.consequence for finding in findings)
@@ -58,13 +54,3 @@ def summarize(model: Path, findings: tuple[Finding, ...]) -> str:
     if not is_quantized(model):
         return f"{model.name}: not quantized, nothing to check: it would run in its own float types"
     return f"{model.name}: no findings"
-
-
-def as_document(model: Path, target: str, findings: tuple[Finding, ...], summary: str) -> dict[str, Any]:
-    """Return the findings as a document."""
-    return {
-        "model": str(model),
-        "target": target,
-        "summary": summary,
-        "findings": [asdict(finding) for finding in findings],
-    }
