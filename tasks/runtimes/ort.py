@@ -18,7 +18,7 @@ from validators.deadline import check_deadline
 from validators.errors import CandidateRefused, InfrastructureError
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays, TensorSpec
-from validators.samples.words import SHOWN, and_more
+from validators.samples.words import first_few
 from validators.target_facts import CUDA_PROVIDER
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def refuse_strays(nodes: Iterable[AssignedNode], provider: str) -> None:
     if found := strays(nodes, provider):
         raise CandidateRefused(
             kind="unsupported",
-            found=f"{provider} does not run the products {', '.join(found[:SHOWN])}{and_more(found)}",
+            found=f"{provider} does not run the products {first_few(found)}",
             expected=f"all products on {provider}",
             fix="use a precision for which the provider has kernels, see docs/candidates.md",
         )

@@ -22,7 +22,7 @@ from validators.errors import CandidateRefused
 from validators.job.metric_facts import metric_facts
 from validators.records.engines import BuiltEngine
 from validators.records.run import SessionSettings, Variant
-from validators.samples.words import SHOWN, and_more
+from validators.samples.words import first_few
 from validators.targets import facts_of_provider
 
 
@@ -105,7 +105,4 @@ def _linted(variant: Variant, target: str) -> tuple[str, ...]:
     nodes: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         nodes.setdefault((finding.rule, finding.consequence), []).append(finding.node)
-    return tuple(
-        f"{rule} ({consequence}): {', '.join(names[:SHOWN])}{and_more(names)}"
-        for (rule, consequence), names in nodes.items()
-    )
+    return tuple(f"{rule} ({consequence}): {first_few(names)}" for (rule, consequence), names in nodes.items())

@@ -19,7 +19,7 @@ from validators.job.job_gates import Gates
 from validators.records.measurements import Coverage, KernelTime
 from validators.records.run import Variant
 from validators.records.verdicts import Outcome, Verdict
-from validators.samples.words import SHOWN, and_more
+from validators.samples.words import first_few
 from validators.target_facts import TargetFacts
 from validators.targets import facts_of_provider
 
@@ -71,13 +71,13 @@ def _fail_unasked(coverage: Coverage) -> Verdict:
         bound=0.0,
         direction="at_most",
         method=f"multiply-accumulates in 16 bits, from {_facts_of(coverage).coverage_source}",
-        reason=f"{unasked:.0%} of multiply-accumulates ran in 16 bits unasked: {_name(coverage.half_nodes)}",
+        reason=f"{unasked:.0%} of multiply-accumulates ran in 16 bits unasked: {first_few(coverage.half_nodes)}",
     )
 
 
 def _name_excluded(coverage: Coverage) -> str:
     nodes = [f"{node.name} ({node.kernel})" for node in coverage.nodes_without_form]
-    return f"; without {1 - coverage.possible:.0%} in operators that have no low-precision kernel: {_name(nodes)}"
+    return f"; without {1 - coverage.possible:.0%} in operators that have no low-precision kernel: {first_few(nodes)}"
 
 
 def judge_time_coverage(candidate: str, coverage: Coverage, gates: Gates) -> Verdict | None:
@@ -127,7 +127,7 @@ def name_kernels(kernels: Sequence[KernelTime]) -> str:
     'a, b, c, d, e and 2 more'
     """
     longest = sorted(kernels, key=lambda kernel: -kernel.microseconds)
-    return _name([kernel.name for kernel in longest])
+    return first_few([kernel.name for kernel in longest])
 
 
 def _facts_of(coverage: Coverage) -> TargetFacts:
@@ -143,9 +143,9 @@ def _told(precision: str, coverage: Coverage) -> str:
     if not coverage.possible:
         parts.append("the engine has no low-precision kernel for any of its products")
     if back:
-        parts.append(f"in float: {_name(back)}")
+        parts.append(f"in float: {first_few(back)}")
     if elsewhere:
-        parts.append(f"by another provider: {_name(elsewhere)}")
+        parts.append(f"by another provider: {first_few(elsewhere)}")
     if coverage.unfused:
         took = f"{coverage.unfused_time:.0%} of the time"
         parts.append(f"{len(coverage.unfused)} Q/DQ not fused, {took}: {name_kernels(coverage.unfused)}")
@@ -154,10 +154,6 @@ def _told(precision: str, coverage: Coverage) -> str:
         took = f"{coverage.inserted_time:.0%} of the time"
         parts.append(f"inserted {kinds}, {took}: {name_kernels(coverage.inserted)}")
     return "".join(f"; {part}" for part in parts)
-
-
-def _name(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + and_more(names)
 
 
 def _bits(precision: str) -> str:

@@ -15,12 +15,17 @@ def name_rows(rows: Sequence[int]) -> str:
     """
     if len(rows) <= SHOWN:
         return f"{'sample' if len(rows) == 1 else 'samples'} {', '.join(map(str, rows))}"
-    return f"{len(rows)} samples ({', '.join(map(str, rows[:SHOWN]))}{and_more(rows)})"
+    return f"{len(rows)} samples ({first_few(rows)})"
 
 
-def and_more(items: Sequence[object]) -> str:
-    """Return the end of a list that shows `SHOWN` items: the number of omitted ones, or nothing."""
-    return f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+def first_few(items: Sequence[object], mark: str = ", ") -> str:
+    """Return the first `SHOWN` items, and the number of omitted ones if there are any.
+
+    >>> first_few("abcdefg"), first_few(["a", "b"], "; ")
+    ('a, b, c, d, e and 2 more', 'a; b')
+    """
+    rest = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return mark.join(map(str, items[:SHOWN])) + rest
 
 
 def count(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from validators.calibration.checks.check import ExpectationResult, Expected, Severity, Texts
 from validators.calibration.evidence import CalibrationEvidence
 from validators.records.measurements import worst_first
-from validators.samples.words import SHOWN, and_more, count, percent
+from validators.samples.words import count, first_few, percent
 
 # Named in a text; the page lists ten, `ranges.csv` all.
 WORST_TENSORS = 3
@@ -98,9 +98,7 @@ def describe_cover(evidence: CalibrationEvidence, _: Sequence[ExpectationResult]
         "sample near them",
         f"at least {evidence.bounds.min_embedding_coverage:.0%}; near: within the 95th percentile of "
         "calibration nearest-neighbour distances",
-        f"add at least {count(len(regions), 'sample')} like these of {evidence.reference}: "
-        + ", ".join(regions[:SHOWN])
-        + and_more(regions),
+        f"add at least {count(len(regions), 'sample')} like these of {evidence.reference}: " + first_few(regions),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from validators.calibration.checks.check import ExpectationResult, Expected, Severity, Texts
 from validators.calibration.evidence import CalibrationEvidence
 from validators.calibration.label_coverage import MIN_EXPECTED_COUNT, count_required_labels
-from validators.samples.words import SHOWN, and_more, count
+from validators.samples.words import count, first_few
 
 LABEL = "label"
 
@@ -65,7 +65,7 @@ def describe_groups(evidence: CalibrationEvidence, results: Sequence[Expectation
     noun = "labels" if results[0].subject == "label" else "groups"
     fine = f"none of the {required} {noun} that must occur is too rare" if required else f"no {noun} that must occur"
     return (
-        "; ".join(found[:SHOWN]) + and_more(found) or fine,
+        first_few(found, "; ") or fine,
         f"each of the {noun} of which {MIN_EXPECTED_COUNT:.0f} samples or more are expected: present, with at least "
         f"{evidence.bounds.min_label_share:g} times its share of the reference ({evidence.reference})",
         "add at least as many samples: " + ", ".join(fixes),
@@ -81,9 +81,9 @@ def describe_distribution(evidence: CalibrationEvidence, results: Sequence[Expec
     bounds, reference = evidence.bounds, evidence.reference
     inputs = sorted({repr(name.rpartition(".")[0]) for name in drifted})
     fine = f"no sign of drift in {count(len(observed), 'statistic')}" if observed else "no statistics to compare"
-    found = "; ".join(_describe_drift(evidence, name, observed[name]) for name in drifted[:SHOWN]) + and_more(drifted)
+    found = [_describe_drift(evidence, name, observed[name]) for name in drifted]
     return (
-        found or fine,
+        first_few(found, "; ") or fine,
         f"for each statistic, a PSI of at most {bounds.max_psi:g} above chance and a corrected Kolmogorov-Smirnov "
         f"p-value of at least {bounds.min_drift_p_value:g} against {reference}"
         + (f" ({evidence.compared})" if evidence.compared else ""),

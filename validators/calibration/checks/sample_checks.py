@@ -12,7 +12,7 @@ from validators.calibration.checks.check import ExpectationResult, Expected, Sev
 from validators.calibration.evidence import CalibrationEvidence
 from validators.samples.datasets import Samples
 from validators.samples.sample_statistics import count_nonfinite, differs_from_first
-from validators.samples.words import SHOWN, and_more, count, name_rows
+from validators.samples.words import count, first_few, name_rows
 
 
 def count_not_finite(calibration: Samples) -> dict[str, NDArray[Any]]:
@@ -128,7 +128,7 @@ def describe_leakage(evidence: CalibrationEvidence, _: Sequence[ExpectationResul
     found = [f"{len(copies)} of {len(table)} samples are in the evaluation data as well"]
     if near:
         places = [f"{row} like its {leaks.near[row]}" for row in near]
-        found.append(f"{len(near)} nearly the same as one there ({', '.join(places[:SHOWN])}{and_more(places)})")
+        found.append(f"{len(near)} nearly the same as one there ({first_few(places)})")
     leaked = {*copies, *(near if len(near) > leaks.allowed else [])}
     expected = (
         "no calibration sample in the evaluation data, and at most "
@@ -137,11 +137,8 @@ def describe_leakage(evidence: CalibrationEvidence, _: Sequence[ExpectationResul
     if leaks.in_groups is not None:
         rows = [int(row) for row in np.flatnonzero(leaks.in_groups)]
         leaked.update(rows)
-        names = ", ".join(leaks.groups[:SHOWN]) + and_more(leaks.groups)
-        found.append(
-            f"{count(len(rows), 'sample')} of {count(len(leaks.groups), 'group')} in both"
-            + (f" ({names})" if rows else "")
-        )
+        named = f" ({first_few(leaks.groups)})" if rows else ""
+        found.append(f"{count(len(rows), 'sample')} of {count(len(leaks.groups), 'group')} in both{named}")
         expected += ", and no group (`data.groups`) in both files"
     return (
         ", ".join(found),
