@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy import sparse, stats
 
 from validators.samples.datasets import Arrays
-from validators.samples.sample_statistics import Kind, kind_of
+from validators.samples.sample_statistics import Kind, blocks_of, kind_of
 
 MAX_DIFFERENCE = 0.2
 MIN_AFFINITY = 0.85
@@ -168,9 +168,9 @@ def _scale_by(others: NDArray[Any]) -> Encoder:
     rows = rows[_draw(len(rows))]
     count, entries = max(1, len(rows)), math.prod(others.shape[1:])
     center, variances = np.zeros(entries), np.zeros(entries)
-    for _, block in _blocks(others, rows):
+    for _, block in blocks_of(others, rows, BLOCK_VALUES):
         center += block.sum(axis=0, dtype=np.float64) / count
-    for _, block in _blocks(others, rows):
+    for _, block in blocks_of(others, rows, BLOCK_VALUES):
         variances += ((block - center) ** 2).sum(axis=0) / count
     sizes = variances + center**2
     # The effective number of terms of a sum: L. Kish, "Survey Sampling", 1965.
@@ -212,7 +212,7 @@ def _usable(arrays: Arrays) -> Rows:
     usable = np.ones(len(next(iter(arrays.values()))), np.bool_)
     for array in arrays.values():
         if array.dtype.kind == "f":
-            for part, block in _blocks(array, np.arange(len(array))):
+            for part, block in blocks_of(array, values=BLOCK_VALUES):
                 usable[part] &= (np.abs(block) <= MAX_VALUE).all(axis=1)
     return np.flatnonzero(usable)
 
@@ -230,7 +230,7 @@ def _project_input(array: NDArray[Any], rows: Rows, encode: Encoder, seed: int) 
     if width > COMPONENTS:
         directions = np.random.default_rng(seed).standard_normal((width, COMPONENTS), np.float32)
         directions /= np.float32(math.sqrt(COMPONENTS))
-    for part, block in _blocks(array, rows):
+    for part, block in blocks_of(array, rows, BLOCK_VALUES):
         points[part] = _fold(encode(block)) @ directions if width > COMPONENTS else encode(block)
     return points
 
@@ -263,7 +263,9 @@ def _measure(
     """Return the full distance of each pair of rows, in the input where it is largest; shape `(pairs,)`."""
     distances = np.zeros(len(rows))
     for name, encode in encoders.items():
-        pairs = zip(_blocks(samples[name], rows), _blocks(others[name], other_rows), strict=True)
+        pairs = zip(
+            blocks_of(samples[name], rows, BLOCK_VALUES), blocks_of(others[name], other_rows, BLOCK_VALUES), strict=True
+        )
         for (part, block), (_, other) in pairs:
             difference = encode(block) - encode(other)
             distances[part] = np.maximum(distances[part], np.sqrt((difference * difference).sum(axis=1)))
@@ -283,12 +285,3 @@ def _choose_radius(among: NDArray[np.float64]) -> float:
 def _draw(count: int) -> Rows:
     """Return up to `MAX_SAMPLES` evenly spaced positions out of `count`."""
     return np.linspace(0, count - 1, min(count, MAX_SAMPLES)).astype(np.intp)
-
-
-def _blocks(array: NDArray[Any], rows: Rows) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield blocks of samples, shape `(k, entries)`, each with its slice of `rows`."""
-    entries = math.prod(array.shape[1:])
-    size = max(1, BLOCK_VALUES // max(1, entries))
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        yield part, array[rows[part]].reshape(len(rows[part]), entries)

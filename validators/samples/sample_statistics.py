@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -61,14 +62,14 @@ def measure_samples(inputs: Arrays, rows: NDArray[np.intp] | None = None) -> dic
             magnitude = kind == "magnitude"
             names = MAGNITUDE_STATISTICS if magnitude else COUNT_STATISTICS
             measure = _measure_magnitudes if magnitude else _measure_counts
-            columns = np.concatenate([measure(block) for block in _blocks(array, rows)], axis=1)
+            columns = np.concatenate([measure(block) for _, block in blocks_of(array, rows)], axis=1)
             table |= {f"{name}.{statistic}": column for statistic, column in zip(names, columns, strict=True)}
     return table
 
 
 def count_nonfinite(array: NDArray[Any]) -> NDArray[np.int64]:
     """Count the NaN and Inf values of each sample of an array of shape `(n, ...)`; int64 of shape `(n,)`."""
-    return np.concatenate([(~np.isfinite(block)).sum(axis=1, dtype=np.int64) for block in _blocks(array, None)])
+    return np.concatenate([(~np.isfinite(block)).sum(axis=1, dtype=np.int64) for _, block in blocks_of(array)])
 
 
 def differs_from_first(array: NDArray[Any]) -> NDArray[np.int64]:
@@ -78,7 +79,7 @@ def differs_from_first(array: NDArray[Any]) -> NDArray[np.int64]:
     array([0, 0, 1])
     """
     first = array[:1].reshape(1, -1)
-    return np.concatenate([(block != first).any(axis=1).astype(np.int64) for block in _blocks(array, None)])
+    return np.concatenate([(block != first).any(axis=1).astype(np.int64) for _, block in blocks_of(array)])
 
 
 def align(
@@ -106,13 +107,16 @@ def align(
     return rounded
 
 
-def _blocks(array: NDArray[Any], rows: NDArray[np.intp] | None) -> Iterator[NDArray[Any]]:
-    """Yield blocks of samples, each of shape `(k, values)`: views of `array`, or copies of `rows`."""
-    count = len(array) if rows is None else len(rows)
-    size = max(1, BLOCK_VALUES // max(1, array[0].size))
-    for start in range(0, count, size):
-        block = array[start : start + size] if rows is None else array[rows[start : start + size]]
-        yield block.reshape(len(block), -1)
+def blocks_of(
+    array: NDArray[Any], rows: NDArray[np.intp] | None = None, values: int = BLOCK_VALUES
+) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield blocks of samples, shape `(k, entries)`, of about so many values, each with its slice of `rows` (None: all)."""
+    entries = math.prod(array.shape[1:])
+    size = max(1, values // max(1, entries))
+    for start in range(0, len(array) if rows is None else len(rows), size):
+        part = slice(start, start + size)
+        block = array[part if rows is None else rows[part]]
+        yield part, block.reshape(len(block), entries)
 
 
 def _measure_magnitudes(block: NDArray[Any]) -> Vector:
