@@ -149,8 +149,6 @@ class DataError(QuantgateError):
 class InfrastructureError(QuantgateError):
     """Something outside the job failed: a registry, a disk, a process. Tasks retry on this error alone."""
 
-    exit_code = EXIT_INFRASTRUCTURE
-
 
 class ChampionMoved(InfrastructureError):
     """The champion changed after the variant was judged against it, so that verdict does not hold for the new champion.

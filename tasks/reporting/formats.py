@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from validators.gates.catalog import Unit, unit_of
+from validators.gates.catalog import Unit, gate_of
 from validators.job.metric_facts import metric_facts
 from validators.records.verdicts import Verdict
 
@@ -170,7 +170,8 @@ def gate_value(verdict: Verdict, value: float | None, metric: str) -> str:
     """
     if value is None:
         return NO_VALUE
-    unit = unit_of(verdict.gate)
+    gate = gate_of(verdict.gate)
+    unit = gate.unit if gate else None
     if unit == "by method":
         # The gate against the champion compares a drop, a speedup or bytes; only its method says which.
         unit = "drop" if "drop" in verdict.method else "ratio"

@@ -468,17 +468,11 @@ def is_from_samples(verdict_name: str) -> bool:
     return name == "beats_champion" or any(gate.from_samples for gate in GATES if gate.name == name)
 
 
-def unit_of(verdict_name: str) -> Unit | None:
-    """Return the unit of a verdict's values; None for a metric logged by the job's own step, or for an unknown gate name.
+def gate_of(verdict_name: str) -> GateFacts | None:
+    """Return the gate of a verdict, confirmed or not; None for a metric of the job's own step, or for an unknown name.
 
-    >>> unit_of("confirmed_speedup"), unit_of("logged.bleu")
+    >>> gate_of("confirmed_speedup").unit, gate_of("logged.bleu")
     ('ratio', None)
     """
-    gate = gate_of(verdict_name)
-    return gate.unit if gate else None
-
-
-def gate_of(verdict_name: str) -> GateFacts | None:
-    """Return the gate of a verdict, confirmed or not; None for a metric of the job's own step, or for an unknown name."""
     name = verdict_name.removeprefix(PREFIX_CONFIRMED)
     return next((gate for gate in (*GATES, *LATER_GATES) if gate.name == name), None)

@@ -37,13 +37,13 @@ class DecoderBytes:
         steps = (FIRST_LENGTH * LENGTH_FACTOR**power for power in range(count))
         return (*(length for length in steps if length < self.context), self.context)
 
-    def memory(self, length: int, sequences: int = 1) -> int:
-        """Return the bytes of the weights and of caches with `length` tokens.
+    def memory(self, length: int) -> int:
+        """Return the bytes of the weights and of a cache with `length` tokens.
 
         >>> DecoderBytes(1000, 900, 4, 128).memory(100)
         1400
         """
-        return self.weights + sequences * length * self.cache
+        return self.weights + length * self.cache
 
 
 @dataclass(frozen=True)
