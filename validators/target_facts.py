@@ -47,8 +47,8 @@ class TargetFacts:
     rewrites graphs when it loads them, may get one wrong, and may compute in bfloat16 unasked. `classes` maps classes of
     devices that the engine belongs to to its candidates in their jobs. `distributions` are the packages of which one runs
     its models, and `beside` those that consumers need as well. `runtime`, `hub_library` and `coverage_source` are for
-    people: its name, the Hugging Face Hub's name of its library, and what tells its kernels. `documented`: there is a
-    module `document`. `room` is the folder of `tasks/engines` with its module `exports`.
+    people: its name, the Hugging Face Hub's name of its library, and what tells its kernels. `room` is the folder
+    of `tasks/engines` with its module `exports`: exporters, and what a version's README says of the engine.
 
     `shipped` names a package that goes with each version, and opens it where it is loaded: consumers get it under the name
     `package`. `session` names a module whose `open_model` returns a `tasks.runtimes.runner.Runner` for a file; without it, a
@@ -81,7 +81,6 @@ class TargetFacts:
     hub_library: str = "onnx"
     coverage_source: str = "the runtime's profile"
     room: str = "ort"
-    documented: bool = False
     session: str = ""
     coverage: str = ""
     shipped: str = "tasks.runtimes.shipped"
@@ -92,14 +91,6 @@ class TargetFacts:
     def loader(self) -> str:
         """The module of the package `shipped` whose `load` opens a file on the processor, of numpy and the runtime alone."""
         return f"{self.shipped}.model"
-
-    @property
-    def document(self) -> str:
-        """The module beside the package `shipped` with what a version's README says of the engine; "" for ONNX Runtime's.
-
-        Put together, so that the keys of products do not depend on it (`validators.source_code`).
-        """
-        return f"{self.shipped.removesuffix('.shipped')}.document" if self.documented else ""
 
     @property
     def package(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from validators.errors import JobError
@@ -90,10 +91,10 @@ def exporter_of(option: str, manifest: Mapping[str, Any]) -> Exporter:
     Raises:
         JobError: the engine of the version has none.
     """
-    found = _exporters(facts_of_provider(manifest["session"]["provider"]))
+    found: Mapping[str, Exporter] = exports_of(manifest).EXPORTS
     if option in found:
         return found[option]
-    able = [name for name in built_in_engines() if option in _exporters(facts_of(name))]
+    able = [name for name in built_in_engines() if option in _exports(facts_of(name)).EXPORTS]
     raise JobError(
         found=f"a variant that was approved with {manifest.get('runtime', 'onnxruntime')}",
         expected=f"one of {' or '.join(able)} for {option}: another program would run it where it was never measured",
@@ -101,6 +102,10 @@ def exporter_of(option: str, manifest: Mapping[str, Any]) -> Exporter:
     )
 
 
-def _exporters(facts: TargetFacts) -> Mapping[str, Exporter]:
-    found: Mapping[str, Exporter] = import_module(f"tasks.engines.{facts.room}.exports").EXPORTS
-    return found
+def exports_of(manifest: Mapping[str, Any]) -> ModuleType:
+    """Return the module `exports` of the engine of a version: its `EXPORTS`, and `program` and `settings` for the README."""
+    return _exports(facts_of_provider(manifest["session"]["provider"]))
+
+
+def _exports(facts: TargetFacts) -> ModuleType:
+    return import_module(f"tasks.engines.{facts.room}.exports")

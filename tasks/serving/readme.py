@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from importlib import import_module
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
 from tasks.serving import sections
 from tasks.serving.example import FOLDER, example
+from tasks.serving.exporter import exports_of
 from tasks.serving.promoted import Promoted
 from tasks.serving.sections import code_block, document, shown
 from validators.job.candidate_name import decode
@@ -90,29 +90,8 @@ def _hub_metadata(promoted: Promoted) -> str:
 def _session(promoted: Promoted) -> str:
     """Render the approved session settings; they are part of the variant, since they change speed and numbers."""
     manifest = promoted.manifest
-    document = facts_of_provider(manifest["session"]["provider"]).document
-    settings = import_module(document).settings(manifest) if document else _settings(manifest)
     runtime = ("Runtime", f"{manifest['runtime']} {manifest['runtime_version']}")
-    return markdown_table(("Setting", "Value"), [runtime, *settings])
-
-
-def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings of a session of ONNX Runtime, by their names for people."""
-    settings = manifest["session"]
-    rows = [
-        ("Provider", settings["provider"]),
-        *(
-            (f"Option {shown(key)} of the provider", shown(value))
-            for key, value in settings["provider_options"].items()
-        ),
-        ("`intra_op_num_threads`", f"{settings['threads']}" + (" (all cores)" if settings["threads"] == 0 else "")),
-        ("`graph_optimization_level`", f"`ORT_ENABLE_{settings['optimization'].upper()}`"),
-        *((f"Entry {shown(key)}", shown(value)) for key, value in settings["entries"].items()),
-    ]
-    for library in manifest["libraries"]:
-        told = library.get("file") or f"{library['distribution']} {library['version']}"
-        rows.append(("Custom operators", shown(told)))
-    return rows
+    return markdown_table(("Setting", "Value"), [runtime, *exports_of(manifest).settings(manifest)])
 
 
 def _tensors(side: str, specs: Iterable[TensorSpec]) -> list[tuple[str, ...]]:

@@ -27,7 +27,6 @@ GENAI_FACTS = TargetFacts(
     low_precision=CPU_KERNELS,
     without_form=CPU_FLOAT,
     session="tasks.engines.genai.session",
-    documented=True,
     room="genai",
     shipped="tasks.engines.genai.shipped",
     coverage="tasks.engines.genai.session",

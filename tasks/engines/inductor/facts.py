@@ -35,7 +35,6 @@ CPU = TargetFacts(
         "int8-dynamic-pc@torch-inductor",
     ),
     session="tasks.engines.inductor.session",
-    documented=True,
     room="inductor",
     shipped="tasks.engines.inductor.shipped",
     coverage="tasks.engines.inductor.coverage",

@@ -1,4 +1,4 @@
-"""Export of versions of the target `openvino` for servers that run OpenVINO themselves: its Model Server, and Triton's backend.
+"""READMEs of versions of the target `openvino`, and exports for servers: its Model Server, and Triton's backend.
 
 Sources, as of August 2026: the JSON schema of `config.json` (github.com/openvinotoolkit/model_server, `src/schema.cpp`) and the
 page on parameters there; the README and `src/openvino.cc` of github.com/triton-inference-server/openvino_backend. No such
@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.serving.example import FOLDER, ExampleProgram
 from tasks.serving.exporter import Exporter, RegisteredVersion, Written
 from tasks.serving.prototext import Fields
-from tasks.serving.sections import unchecked_device
+from tasks.serving.sections import shown, unchecked_device
 from tasks.serving.triton import Sides, TritonBackend, parameters_of
 from validators.errors import JobError
 
@@ -36,7 +37,26 @@ def openvino_options(settings: Mapping[str, Any]) -> dict[str, str]:
     return {**settings["provider_options"], "INFERENCE_NUM_THREADS": str(settings["threads"])}
 
 
-def _settings(manifest: Mapping[str, Any], _place: Path) -> tuple[Fields, tuple[str, ...]]:
+def program(manifest: Mapping[str, Any]) -> ExampleProgram:
+    """Return the lines for OpenVINO."""
+    options, file = openvino_options(manifest["session"]), manifest.get("artifact", "model.onnx")
+    lines = [
+        "import numpy as np",
+        "import openvino as ov",
+        "",
+        "core = ov.Core()",
+        f'session = core.compile_model(core.read_model("{FOLDER}/{file}"), "CPU", {options!r})',
+        "",
+    ]
+    return ExampleProgram(lines, repr(manifest["outputs"]), "session(feed).values()")
+
+
+def settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the approved settings of the session, by their names for people."""
+    return [(f"Option {shown(key)}", shown(value)) for key, value in openvino_options(manifest["session"]).items()]
+
+
+def _triton_settings(manifest: Mapping[str, Any], _place: Path) -> tuple[Fields, tuple[str, ...]]:
     """Return the approved options as parameters of Triton's backend, and notes on those that it does not read."""
     options = openvino_options(manifest["session"])
     found = {key: options.pop(key) for key in TRITON_PARAMETERS if key in options}
@@ -92,7 +112,7 @@ def model_server_config(name: str, manifest: Mapping[str, Any]) -> tuple[str, tu
     return json.dumps({"model_config_list": [{"config": config}]}, indent=1) + "\n", notes
 
 
-BACKEND = TritonBackend(name="openvino", settings=_settings, batch=_batch)
+BACKEND = TritonBackend(name="openvino", settings=_triton_settings, batch=_batch)
 EXPORTS = {
     "--triton": Exporter(BACKEND.write, in_repository=True),
     "--ovms": Exporter(_for_model_server),

@@ -48,7 +48,6 @@ OPENVINO_FACTS = TargetFacts(
         "int4-g32-gptq@openvino",
     ),
     session="tasks.engines.openvino.session",
-    documented=True,
     room="openvino",
     shipped="tasks.engines.openvino.shipped",
     coverage="tasks.engines.openvino.coverage",

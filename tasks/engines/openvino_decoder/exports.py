@@ -1,4 +1,4 @@
-"""Export of a decoder of the target `openvino-decoder` as a folder that OpenVINO GenAI opens.
+"""README of a decoder of the target `openvino-decoder`, and its export as a folder that OpenVINO GenAI opens.
 
 The folder has the judged graph with its caches as states in OpenVINO's own format, the tokenizer as two OpenVINO models, and
 the tokens that end a text. Settings of the session that change numbers go into the graph's `runtime_options`.
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tasks.engines.genai import exports as decoders
 from tasks.runtimes.decoder_session import TOKENS
 from tasks.serving.checkpoint.config import generation_config_of
 from tasks.serving.decoder.graph_nodes import refusal
+from tasks.serving.example import FOLDER, ExampleProgram
 from tasks.serving.exporter import Exporter, RegisteredVersion, Written
 from tasks.serving.handoff import folder_notes, handed_over
 from tasks.serving.sections import code_block
@@ -30,6 +32,30 @@ OPTIONS = ("KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
 LIBRARIES = {"openvino_tokenizers": "the extra `openvino`", "transformers": "the extra `genai`"}
 # Tokens of the window on which the written graph is compared with the judged one.
 PROBED = 16
+# A decoder has the same settings in either engine.
+settings = decoders.settings
+
+
+def program(manifest: Mapping[str, Any]) -> ExampleProgram:
+    """Return the lines for a decoder in OpenVINO, which use the package that MLflow stores beside the artifacts."""
+    session, file = manifest["session"], manifest.get("artifact", "model.onnx")
+    lines = [
+        "import sys",
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "from tokenizers import Tokenizer",
+        "",
+        'sys.path.insert(0, "../code")  # of the same version',
+        "from quantgate_openvino_decoder.model import OpenVinoDecoder",
+        "",
+        f"options = {dict(session['provider_options'])!r}",
+        f'session = OpenVinoDecoder(Path("{FOLDER}/{file}"), {session["threads"]}, options)',
+        f'tokenizer = Tokenizer.from_file("{FOLDER}/tokenizer.json")',
+        'tokens = np.array([tokenizer.encode("your prompt").ids])',
+        "print(tokenizer.decode(session.generate(tokens)[0]))",
+    ]
+    return ExampleProgram(lines, answered="")
 
 
 def make_openvino_genai(variant: Path, folder: Path, options: Mapping[str, str]) -> None:

@@ -29,7 +29,6 @@ DECODER = TargetFacts(
         "int4-g32-gptq-asym@openvino-decoder",
     ),
     session="tasks.engines.openvino_decoder.session",
-    documented=True,
     room="openvino_decoder",
     shipped="tasks.engines.openvino_decoder.shipped",
     coverage="tasks.engines.openvino_decoder.session",

@@ -31,7 +31,6 @@ TENSORRT_FACTS = TargetFacts(
     on_gpu=True,
     builds_engines=True,
     session="tasks.engines.tensorrt.runner",
-    documented=True,
     room="tensorrt",
     coverage="tasks.engines.tensorrt.coverage",
     runtime="TensorRT",
