@@ -177,7 +177,7 @@ def logged_variants(client: MlflowClient) -> list[LoggedModel]:
 
 
 def _logged(found: Any) -> LoggedModel:
-    return LoggedModel(found.model_id, found.creation_timestamp / 1000, found.artifact_location)
+    return LoggedModel(found.model_id, found.creation_timestamp / 1000)
 
 
 def tell_kept(kept: RetentionOutcome, *, deleted: bool) -> str:

@@ -46,11 +46,10 @@ class Version:
 
 @dataclass(frozen=True)
 class LoggedModel:
-    """A variant as MLflow logged it: `created` in seconds since 1970, and the location of its files."""
+    """A variant as MLflow logged it: `created` in seconds since 1970."""
 
     identifier: str
     created: float
-    location: str
 
 
 @dataclass(frozen=True)

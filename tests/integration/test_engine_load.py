@@ -68,7 +68,7 @@ class Builder:
     def __call__(self, onnx: str, **settings: Any) -> Plan:
         self.asked.append({"onnx": onnx} | settings)
         errors = () if self.engine else (NodeError(3, "n", "Gemm", "UNSUPPORTED_NODE", "no such Gemm"),)
-        return Plan("tensorrt", "11.5.0.1", self.engine, None, (), errors)
+        return Plan("11.5.0.1", self.engine, None, (), errors)
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ consumer = module_from_spec(spec)
 spec.loader.exec_module(consumer)
 with faked():
     build, load = (consumer._shipped(f"quantgate_tensorrt.{name}") for name in ("build", "model"))
-    load.build_plan = lambda *a, **k: build.Plan("tensorrt", "11.4.0.106", b"rows", None, ())
+    load.build_plan = lambda *a, **k: build.Plan("11.4.0.106", b"rows", None, ())
     for driver in drivers:
         load.gpu_here = lambda: {"gpu": "NVIDIA H200", "compute_capability": "9.0", "driver": driver}
         champion = mlflow.pyfunc.load_model("model")

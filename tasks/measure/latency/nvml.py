@@ -1,4 +1,4 @@
-"""State of an NVIDIA GPU from its management library: clocks, throttling, load, memory, power, energy.
+"""State of an NVIDIA GPU from its management library: throttling, energy, and the processes that hold it.
 
 The library is optional (`nvidia-ml-py`, module `pynvml`). Without it, or without a GPU, `open_gpu` returns None.
 """
@@ -23,8 +23,6 @@ SLOWDOWNS = {
 }
 # CUDA C++ Programming Guide, "CUDA Environment Variables": which GPUs a process sees, and in what order.
 VISIBLE, ORDER, BY_BUS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-# nvml.h, nvmlClockType_t.
-_SM, _MEMORY = 1, 2
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,7 @@ class GpuState:
     ours in a container.
     """
 
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
     slowdowns: tuple[str, ...]
-    utilisation_percent: int | None
-    memory_used_mb: float | None
-    power_w: float | None
     energy_j: float | None
     processes: int | None
     held_mb: dict[int, float] = field(default_factory=dict)
@@ -58,17 +51,10 @@ class NvmlGpu:
         """Return the present state."""
         nvml, handle = self._library, self._handle
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        power_mw = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         energy_mj = self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        used = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
         running = self._ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return GpuState(
-            sm_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM)),
-            memory_clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, _MEMORY)),
             slowdowns=tuple(name for bit, name in SLOWDOWNS.items() if reasons & bit),
-            utilisation_percent=self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            memory_used_mb=None if used is None else used / 1e6,
-            power_w=None if power_mw is None else power_mw / 1e3,
             energy_j=None if energy_mj is None else energy_mj / 1e3,
             processes=None if running is None else len(running),
             held_mb={one.pid: one.usedGpuMemory / 1e6 for one in running or () if one.usedGpuMemory is not None},

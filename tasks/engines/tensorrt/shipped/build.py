@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from .api import Runtime, load_api, make_logger, runtime_of
+from .api import load_api, make_logger, runtime_of
 
 # (minimum, optimum, maximum) of one input.
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -35,18 +35,12 @@ class Plan:
     `messages` are (severity, text) in order. `layers` is the inspector's JSON, None if the engine could not be inspected.
     """
 
-    runtime: Runtime
     version: str
     engine: bytes | None
     timing_cache: bytes | None
     messages: tuple[tuple[str, str], ...]
     errors: tuple[NodeError, ...] = ()
     layers: str | None = None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Texts of the warnings."""
-        return tuple(text for severity, text in self.messages if severity == "WARNING")
 
 
 def build_plan(
@@ -99,7 +93,7 @@ def build_plan(
             layers = _inspect(api, logger, engine)
     except (RuntimeError, ValueError, TypeError) as error:  # from pybind11, for null pointers and rejected arguments
         hear("ERROR", f"{type(error).__name__}: {error}")
-    return Plan(runtime_of(api), api.__version__, engine, cache, tuple(messages), errors, layers)
+    return Plan(api.__version__, engine, cache, tuple(messages), errors, layers)
 
 
 def merge_timing_caches(first: bytes, second: bytes) -> bytes:

@@ -75,7 +75,16 @@ class _Held:
         self._free()
 
 
-class DeviceMemory(_Held):
+class _Addressed(_Held):
+    """A handle that is an address."""
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, or of the stream, for TensorRT."""
+        return int(self.handle)
+
+
+class DeviceMemory(_Addressed):
     """GPU memory. `address` is never 0, as TensorRT requires even for empty tensors."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -83,24 +92,14 @@ class DeviceMemory(_Held):
         self.size_bytes = size_bytes
         super().__init__(checked("cudaMalloc", cudart.cudaMalloc(max(1, size_bytes))), cudart.cudaFree)
 
-    @property
-    def address(self) -> int:
-        """Device address of the first byte."""
-        return int(self.handle)
 
-
-class HostMemory(_Held):
+class HostMemory(_Addressed):
     """Pinned host memory, from which the GPU can copy while the processor does other work."""
 
     def __init__(self, size_bytes: int) -> None:
         cudart = load_cuda()
         self.size_bytes = size_bytes
         super().__init__(checked("cudaMallocHost", cudart.cudaMallocHost(max(1, size_bytes))), cudart.cudaFreeHost)
-
-    @property
-    def address(self) -> int:
-        """Host address of the first byte."""
-        return int(self.handle)
 
     def view(self, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return the first bytes as an array of this dtype and shape, valid until the memory is freed."""
@@ -127,7 +126,7 @@ class Graph(_Held):
     """Recorded work that is launched at once."""
 
 
-class Stream(_Held):
+class Stream(_Addressed):
     """A queue of GPU work, executed in order; completion is only guaranteed after `synchronize`."""
 
     def __init__(self) -> None:
@@ -135,11 +134,6 @@ class Stream(_Held):
         self._cudart = cudart = load_cuda()
         created = checked("cudaStreamCreateWithFlags", cudart.cudaStreamCreateWithFlags(_NON_BLOCKING))
         super().__init__(created, cudart.cudaStreamDestroy)
-
-    @property
-    def address(self) -> int:
-        """Handle as an integer, for TensorRT."""
-        return int(self.handle)
 
     def upload(self, device: DeviceMemory, host: HostMemory, size_bytes: int) -> None:
         """Queue a copy to the GPU."""

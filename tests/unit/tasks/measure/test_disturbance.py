@@ -131,7 +131,7 @@ def test_clock_and_throttling_are_read_where_the_kernel_has_them(tmp_path: Path)
 # The judgement
 
 STILL = BlockConditions(other_cores=0.1, stolen_cores=0.1, canary_ms=(1.0, 1.05), frequency_mhz=2500.0, throttled=0)
-GPU = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+GPU = GpuState((), 10.0, 2)
 DISTURBED: dict[str, tuple[BlockConditions, str]] = {
     "others": (replace(STILL, other_cores=0.25), "other processes kept 0.25 cores busy"),
     "hypervisor": (replace(STILL, stolen_cores=0.25), "the hypervisor took 0.25"),

@@ -119,7 +119,7 @@ def test_energy_by_hand() -> None:
 def test_energy_is_that_of_a_measured_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a GPU is measured its own energy counts, and none if it reports none; without one that of the packages."""
     monkeypatch.setattr(disturbance, "read_packages", lambda: PackageEnergy((5,), (999,)))
-    state = GpuState(1500, 2000, (), 90, 4000.0, 300.0, 10.0, 2)
+    state = GpuState((), 10.0, 2)
     told = [
         counters_of(os.getpid(), gpu).get("energy_j", "none") for gpu in (state, replace(state, energy_j=None), None)
     ]

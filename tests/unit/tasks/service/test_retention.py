@@ -140,7 +140,7 @@ def test_nothing_protected_ever_goes(versions: list[Version], policy: Policy) ->
 
 def test_a_logged_model_goes_when_no_version_is_made_of_it() -> None:
     """Of any model: somebody may have registered the artifact of a variant under a name of their own."""
-    models = [LoggedModel("m-1", 0.0, ""), LoggedModel("m-2", 0.0, ""), LoggedModel("m-3", NOW, "")]
+    models = [LoggedModel("m-1", 0.0), LoggedModel("m-2", 0.0), LoggedModel("m-3", NOW)]
     foreign = Version("theirs", "1", 0.0, {}, (), "m-1")
     assert [fate.goes for fate in judge_models(models, [foreign], STRICT, NOW)] == [False, True, False]
 
