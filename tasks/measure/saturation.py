@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,8 @@ log = logging.getLogger("quantgate")
 FixedRanges = dict[str, tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Saturations:
-    """Saturation by the digest of the variant."""
-
-    by_variant: dict[str, Saturation]
+# By the digest of the variant.
+Saturations = dict[str, Saturation]
 
 
 def make_saturations(
@@ -42,7 +38,7 @@ def make_saturations(
     fixed = {digest: read_fixed_ranges(variant.path) for digest, variant in variants.items()}
     fixed = {digest: ranges for digest, ranges in fixed.items() if ranges}
     if not fixed:
-        return Saturations({})
+        return {}
     rows = draw_rows(usable_rows(evidence.reference.inputs), samples, evidence.batch_axis or 1, seed)
     tensors = dict.fromkeys(name for ranges in fixed.values() for name in ranges)
     graph = prepared()
@@ -54,13 +50,11 @@ def make_saturations(
     except CandidateRefused as error:
         # The variants were made and judged: what is missing is a figure to watch.
         log.warning("saturation is not known: %s", error.found)
-        return Saturations({})
-    return Saturations(
-        {
-            digest: Saturation(worst_first(describe_clipping(watch.taps, ranges, count)), len(rows))
-            for digest, ranges, count in zip(fixed, asked, counts, strict=True)
-        }
-    )
+        return {}
+    return {
+        digest: Saturation(worst_first(describe_clipping(watch.taps, ranges, count)), len(rows))
+        for digest, ranges, count in zip(fixed, asked, counts, strict=True)
+    }
 
 
 def _as_ranges(fixed: FixedRanges, names: list[str]) -> Ranges:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import onnx
 
 from tasks.runtimes.kernel_times import kernel_events, profile, time_kernels
-from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of
+from tasks.runtimes.kernels import PROFILED, Kernel, kernel_of, write_kernels
 from tasks.runtimes.macs import BLOCKED_DOMAIN, count_macs
 from tasks.runtimes.unfused import CONVERSIONS, find_unfused
 from validators.records.measurements import UNNAMED, Coverage, KernelProfile, KernelTime, MultipliedNode
@@ -57,12 +56,7 @@ def measure_coverage(
         found = _with_work(found, coverage_of(*plain, settings.provider, 1))
     if settings.on_gpu:
         found = replace(found, us_by_kernel={})
-    if folder is None:
-        return found
-    path = folder / "kernels.json"
-    kernels = [asdict(kernel) for kernel in time_kernels(events, PROFILED)]
-    path.write_text(json.dumps(kernels, indent=1), encoding="utf-8")
-    return replace(found, kernels_path=path)
+    return replace(found, kernels_path=write_kernels(folder, time_kernels(events, PROFILED)))
 
 
 def profile_kernels(model: Path, settings: SessionSettings, batch: Arrays) -> KernelProfile:

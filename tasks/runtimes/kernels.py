@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from validators.targets import facts_of_provider
@@ -36,6 +39,15 @@ class Costs:
     by_node: dict[str, float]
     total: float
     timed: bool = True
+
+
+def write_kernels(folder: Path | None, kernels: Iterable[Any]) -> Path | None:
+    """Write records of kernels into a folder, if there is one, and return the file."""
+    if folder is None:
+        return None
+    path = folder / "kernels.json"
+    path.write_text(json.dumps([asdict(one) for one in kernels], indent=1), encoding="utf-8")
+    return path
 
 
 def kernel_of(args: dict[str, Any], provider: str) -> Kernel:

@@ -27,21 +27,19 @@ def prototext(fields: Fields, depth: int = 0) -> str:
       level: 0
     }
     """
-    return "".join(_field(name, value, "  " * depth, depth) for name, value in fields)
+    indent = "  " * depth
+    return "".join(f"{indent}{name}{_value(value, depth)}\n" for name, value in fields)
 
 
-def _field(name: str, value: str | int | Word | list[int] | Fields, indent: str, depth: int) -> str:
+def _value(value: str | int | Word | list[int] | Fields, depth: int) -> str:
     match value:
         case tuple():
-            return f"{indent}{name} {{\n{prototext(value, depth + 1)}{indent}}}\n"
+            return f" {{\n{prototext(value, depth + 1)}{'  ' * depth}}}"
         case str():
-            return f"{indent}{name}: {quoted(value)}\n"
-        case list():
-            return f"{indent}{name}: [{', '.join(map(str, value))}]\n"
+            return f": {quoted(value)}"
         case Word(text):
-            return f"{indent}{name}: {text}\n"
-        case _:
-            return f"{indent}{name}: {value}\n"
+            return f": {text}"
+    return f": {value}"
 
 
 def quoted(text: str) -> str:

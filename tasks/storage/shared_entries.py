@@ -29,13 +29,9 @@ class _EntryRecord:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(_EntryRecord):
     """A shared entry, read from its record blob; `version` is that blob's version."""
 
-    kind: str
-    digest: str
-    record: str
-    files: dict[str, str]
     version: str
 
 

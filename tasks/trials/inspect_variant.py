@@ -155,6 +155,5 @@ def measure_saturation(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Trial
     with run.clock.work("measure saturation"):
         found, _ = run.store.make(Product("saturation", inputs, Saturations, make))
     return tuple(
-        replace(trial, saturation=found.by_variant.get(trial.variant.digest)) if trial.variant else trial
-        for trial in trials
+        replace(trial, saturation=found.get(trial.variant.digest)) if trial.variant else trial for trial in trials
     )

@@ -6,8 +6,7 @@ One step at a time uses a GPU, and one at a time measures latency on a host.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from validators.errors import InfrastructureError
@@ -49,26 +48,22 @@ def running_kernel() -> str:
         return socket.gethostname()
 
 
-@contextmanager
-def device_phase(inventory: Inventory) -> Iterator[None]:
-    """Hold the GPU during the block: no other worker's step uses it meanwhile. On a CPU, hold nothing.
+def device_phase(inventory: Inventory) -> AbstractContextManager[None]:
+    """Hold the GPU during a block: no other worker's step uses it meanwhile. On a CPU, hold nothing.
 
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
     """
-    with _held(inventory) if is_on_gpu(inventory.target) else nullcontext():
-        yield
+    return _held(inventory) if is_on_gpu(inventory.target) else nullcontext()
 
 
-@contextmanager
-def timing_phase(inventory: Inventory) -> Iterator[None]:
-    """Hold the CPU's limit during the block: no other step on this host is timed meanwhile. A GPU is held already.
+def timing_phase(inventory: Inventory) -> AbstractContextManager[None]:
+    """Hold the CPU's limit during a block: no other step on this host is timed meanwhile. A GPU is held already.
 
     Raises:
         ConcurrencySlotAcquisitionError: the limit does not exist: no worker made it.
     """
-    with nullcontext() if is_on_gpu(inventory.target) else _held(inventory):
-        yield
+    return nullcontext() if is_on_gpu(inventory.target) else _held(inventory)
 
 
 def _held(inventory: Inventory) -> AbstractContextManager[None]:

@@ -10,10 +10,10 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import sympy  # type: ignore[import-untyped,unused-ignore]  # no stubs
@@ -22,7 +22,7 @@ from tasks.engines.inductor.onednn import Primitive, products_in
 from tasks.engines.inductor.profile_process import ABOUT, DONE, REQUEST
 from tasks.engines.inductor.recorded import Call, ProgramProduct, matched, named
 from tasks.runtimes.confined import module_environment, run_module
-from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel
+from tasks.runtimes.kernels import PROFILED, WARM_UP, Kernel, write_kernels
 from validators.errors import CandidateRefused
 from validators.records.measurements import Coverage, KernelTime, MultipliedNode
 from validators.records.run import SessionSettings
@@ -33,6 +33,8 @@ OTHER = "float kernels of torch"
 # Time of a request outside the products of oneDNN.
 BETWEEN = "generated code and other kernels of torch"
 _PATIENCE_SECONDS = 600.0
+
+Timed = TypeVar("Timed", Primitive, Call)
 
 
 def measure(package: Path, settings: SessionSettings, batch: Arrays, folder: Path | None) -> Coverage:
@@ -48,10 +50,7 @@ def measure(package: Path, settings: SessionSettings, batch: Arrays, folder: Pat
     if about["records_kernels"]:
         ran, nodes = _recorded(about, requests, batch)
     else:
-        ran = [
-            replace(one, microseconds=median(times))
-            for one, times in _repeats([products_in(lines) for lines in requests])
-        ]
+        ran = _typical([products_in(lines) for lines in requests])
         nodes = attribute([(product.name, product.macs) for product in _counted(about, batch)], ran)
     _refuse_unasked(ran, settings)
     by_kernel, times = Counter[str](), Counter[str]()
@@ -63,6 +62,9 @@ def measure(package: Path, settings: SessionSettings, batch: Arrays, folder: Pat
     kinds = {one.kernel.name: one.kernel for one in ran}
     in_float = [node for node in nodes if node.kernel not in kinds or not (kinds[node.kernel].is_low_precision)]
     in_half = [node for node in in_float if node.kernel in kinds and kinds[node.kernel].is_half]
+    kernels = [
+        KernelTime(str(index), one.kernel.name, settings.provider, one.microseconds) for index, one in enumerate(ran)
+    ]
     return Coverage(
         macs_by_kernel={name: macs for name, macs in by_kernel.items() if macs},
         low_precision=tuple(sorted(name for name, kernel in kinds.items() if kernel.is_low_precision)),
@@ -71,7 +73,7 @@ def measure(package: Path, settings: SessionSettings, batch: Arrays, folder: Pat
         half_nodes=_names(in_half),
         providers=(settings.provider,),
         us_by_kernel=dict(times),
-        kernels_path=_write(folder, ran, settings.provider) if folder else None,
+        kernels_path=write_kernels(folder, kernels),
         products=tuple(nodes),
     )
 
@@ -81,12 +83,8 @@ def _recorded(
 ) -> tuple[list[Primitive], list[MultipliedNode]]:
     """Return the products that ran, and each product of the program with its kernel, from records of equal requests."""
     by_request = [[Call(**json.loads(line)) for line in lines if line.startswith("{")] for lines in requests]
-    calls = [
-        replace(same[0], microseconds=median(one.microseconds for one in same))
-        for same in zip(*by_request, strict=True)
-    ]
     ran, nodes = [], []
-    for product, call in matched(_counted(about, batch), calls):
+    for product, call in matched(_counted(about, batch), _typical(by_request)):
         if call is None:
             nodes.append(MultipliedNode(product.name, OTHER, product.macs))
             continue
@@ -142,10 +140,11 @@ def _counted(about: dict[str, Any], batch: Arrays) -> list[ProgramProduct]:
     ]
 
 
-def _repeats(requests: Sequence[Sequence[Primitive]]) -> Iterable[tuple[Primitive, list[float]]]:
-    """Yield each primitive of a request with its times in all of them."""
-    for same in zip(*requests, strict=True):
-        yield same[0], [one.microseconds for one in same]
+def _typical(requests: Sequence[Sequence[Timed]]) -> list[Timed]:
+    """Return what ran in a request, each with the median of its times in all of them."""
+    return [
+        replace(same[0], microseconds=median(one.microseconds for one in same)) for same in zip(*requests, strict=True)
+    ]
 
 
 def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[dict[str, Any], list[list[str]], float]:
@@ -180,10 +179,3 @@ def _profile(package: Path, settings: SessionSettings, batch: Arrays) -> tuple[d
 
 def _names(nodes: Iterable[MultipliedNode]) -> tuple[str, ...]:
     return tuple(node.name for node in sorted(nodes, key=lambda node: -node.macs))
-
-
-def _write(folder: Path, ran: Iterable[Primitive], provider: str) -> Path:
-    path = folder / "kernels.json"
-    kernels = [KernelTime(str(index), one.kernel.name, provider, one.microseconds) for index, one in enumerate(ran)]
-    path.write_text(json.dumps([asdict(kernel) for kernel in kernels], indent=1), encoding="utf-8")
-    return path

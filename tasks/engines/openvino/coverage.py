@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,16 +17,16 @@ from tasks.engines.openvino.kernels import (
     ExecutedStep,
     as_asked,
     executed_steps,
-    kernel_times,
     kernels_by_node,
     product_times,
     products_behind,
 )
 from tasks.engines.openvino.session import open_model
+from tasks.engines.openvino.shipped.model import PROVIDER
 from tasks.runtimes.coverage import macs_as_written, sum_up
-from tasks.runtimes.kernels import PROFILED, ROUNDS, WARM_UP, Costs, Kernel
+from tasks.runtimes.kernels import PROFILED, ROUNDS, WARM_UP, Costs, Kernel, write_kernels
 from tasks.runtimes.runner import ModelRunner
-from validators.records.measurements import UNNAMED, Coverage
+from validators.records.measurements import UNNAMED, Coverage, KernelTime
 from validators.records.run import SessionSettings
 from validators.samples.datasets import Arrays
 
@@ -107,14 +106,11 @@ def measure(
     ran = [unasked.get(step.kernel.name, step.kernel) for step in steps] + list(found.values())
     for step, kernel in zip(steps, ran, strict=False):
         times[kernel.name] += step.microseconds  # type: ignore[assignment]  # a counter of floats
-    path = None
-    if folder is not None:
-        path = folder / "kernels.json"
-        path.write_text(json.dumps([asdict(kernel) for kernel in kernel_times(steps)], indent=1), encoding="utf-8")
+    run = [KernelTime(step.name, step.kernel.name, PROVIDER, step.microseconds) for step in steps]
     return replace(
         sum_up([(name, counted[name], kernel) for name, kernel in found.items()], (settings.provider,)),
         low_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_low_precision})),
         half_precision=tuple(sorted({kernel.name for kernel in ran if kernel.is_half})),
         us_by_kernel=dict(times),
-        kernels_path=path,
+        kernels_path=write_kernels(folder, run),
     )

@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tasks.engines.openvino.shipped.model import PROVIDER
 from tasks.runtimes.kernels import Kernel
-from validators.records.measurements import KernelTime
 
 INTEGERS = frozenset({"i8", "u8", "i4", "u4", "nf4", "i2", "u2"})
 HALVES = frozenset({"bf16", "f16"})
@@ -159,11 +157,6 @@ def _node_of(name: str, nodes: Collection[str]) -> str:
     while name and name not in nodes:
         name = name.rpartition("/")[0]
     return name
-
-
-def kernel_times(steps: Iterable[ExecutedStep]) -> tuple[KernelTime, ...]:
-    """Return the steps as kernels with their times."""
-    return tuple(KernelTime(step.name, step.kernel.name, PROVIDER, step.microseconds) for step in steps)
 
 
 def product_times(steps: Iterable[ExecutedStep], behind: Mapping[str, str]) -> dict[str, float]:

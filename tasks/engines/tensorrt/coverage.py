@@ -18,16 +18,15 @@ The kinds of `tensorrt` itself (`CaskConvolution`, ...) are from NVIDIA's docume
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.engines.tensorrt.layers import parse_layers_json, with_times
 from tasks.engines.tensorrt.runner import inspect_engine
 from tasks.runtimes.coverage import macs_as_written, sum_up
-from tasks.runtimes.kernels import Kernel
+from tasks.runtimes.kernels import Kernel, write_kernels
 from validators.records.engines import EngineLayer
 from validators.records.measurements import UNNAMED, Coverage
 from validators.records.run import Variant
@@ -59,9 +58,7 @@ def measure(variant: Variant, batch: Arrays, folder: Path) -> Coverage:
     if variant.session.provider == TENSORRT:
         told, milliseconds = inspect_engine(variant.engine.path, batch)
         layers = with_times(parse_layers_json(told), milliseconds)
-    kernels = folder / "kernels.json"
-    kernels.write_text(json.dumps([asdict(layer) for layer in layers], indent=1), encoding="utf-8")
-    return replace(coverage_of_layers(variant.path, layers, batch), kernels_path=kernels)
+    return replace(coverage_of_layers(variant.path, layers, batch), kernels_path=write_kernels(folder, layers))
 
 
 def coverage_of_layers(onnx_path: Path, layers: Sequence[EngineLayer], batch: Arrays) -> Coverage:

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.serving.checkpoint.config import config_of, generation_config_of
-from tasks.serving.checkpoint.formats import CheckpointFormat
-from tasks.serving.checkpoint.names import Checkpoint, checkpoint_of
+from tasks.serving.checkpoint.names import Checkpoint, CheckpointFormat, checkpoint_of
 from tasks.serving.decoder.decoder_graph import read_decoder
 from tasks.serving.decoder.graph_nodes import refusal
 from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix

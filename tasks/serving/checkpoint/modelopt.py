@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.serving.checkpoint.formats import Tensors, left_in_floats
-from tasks.serving.checkpoint.names import NamedProduct, Scheme
+from tasks.serving.checkpoint.names import NamedProduct, Scheme, Tensors, left_in_floats
 from tasks.serving.decoder.graph_nodes import CODES, refusal
 from tasks.serving.decoder.matrices import BlockMatrix
 

@@ -1,20 +1,23 @@
-"""Weights of a decoder by their names in transformers, each with the scheme in which it is stored.
+"""Weights of a decoder by their names in transformers, each with the scheme in which it is stored, and layouts of them.
 
 Servers compute q, k and v as one product, and the gate with the product beside it: what is computed as one has one scheme.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.serving.decoder.decoder_graph import DecoderWeights
 from tasks.serving.decoder.graph_nodes import refusal
 from tasks.serving.decoder.matrices import BlockMatrix, FloatMatrix, Matrix
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, order=True)
@@ -33,6 +36,28 @@ class NamedProduct:
     name: str
     matrix: Matrix
     scheme: Scheme | None
+
+
+class CheckpointFormat(Protocol):
+    """A layout. It holds products as they were judged, bit for bit."""
+
+    def pack(self, matrix: BlockMatrix, *, symmetric: bool) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a product by the ends of their names.
+
+        Raises:
+            JobError: the layout has no such blocks.
+        """
+
+    def unpack(self, stored: Tensors, scheme: Scheme, rows: slice) -> NDArray[np.float64]:
+        """Return rows of the weight, dequantized."""
+
+    def settings(self, products: Sequence[NamedProduct]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return what `config.json` says of quantized products, and the content of other files."""
+
+
+def left_in_floats(products: Sequence[NamedProduct]) -> list[str]:
+    """Return the names of products that are not quantized, the head first."""
+    return [HEAD, *(product.name for product in products if product.scheme is None)]
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from tensorrt_rules import Array, check_form, draw, op
 
 from tasks.engines.catalog import lint
 from tasks.engines.tensorrt.build import build_engine
-from tasks.engines.tensorrt.builder import BUILDER
 from tasks.engines.tensorrt.costs import EngineCosts
 from tasks.engines.tensorrt.coverage import coverage_of_layers
+from tasks.engines.tensorrt.engine import BUILDER
 from tasks.engines.tensorrt.forms import make_form
 from tasks.engines.variants import make_variant, refuse_other_targets, why_unmeasured
 from tasks.ptq.build_variant import Materials

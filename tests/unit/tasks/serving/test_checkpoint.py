@@ -14,9 +14,8 @@ from tiny_decoder import BASE, HEAD_WIDTH, HEADS, INNER, KV_HEADS, TOKENS, WIDTH
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from tasks.serving.checkpoint.compressed_tensors import CompressedTensors
 from tasks.serving.checkpoint.export import make_checkpoint, prove
-from tasks.serving.checkpoint.formats import CheckpointFormat
 from tasks.serving.checkpoint.modelopt import ModelOpt
-from tasks.serving.checkpoint.names import NamedProduct, Scheme, checkpoint_of
+from tasks.serving.checkpoint.names import CheckpointFormat, NamedProduct, Scheme, checkpoint_of
 from tasks.serving.decoder.decoder_graph import read_decoder
 from tasks.serving.decoder.matrices import BlockMatrix
 from tasks.serving.decoder.rotary import llama3_scaling

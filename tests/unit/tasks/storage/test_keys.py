@@ -14,7 +14,7 @@ from conftest import CLASSES, FEATURES, Tiny, tiny_samples
 from onnx import TensorProto, helper, numpy_helper
 from runs import run_in
 
-from tasks.engines.tensorrt import builder
+from tasks.engines.tensorrt import engine as tensorrt
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
 from tasks.ptq.search import find_frontier
@@ -134,7 +134,7 @@ def test_fast_engine_variant_follows_its_builds(shop: Shop, monkeypatch: pytest.
         asked.append([build.compute_capabilities for build in costs.builds])
         return SlowParts((names[0],), 2.0, 1.0, timed=False)
 
-    monkeypatch.setattr(builder, "find_slow_parts", find)
+    monkeypatch.setattr(tensorrt, "find_slow_parts", find)
     name = "int8-static-minmax-pc-fast@tensorrt"
     plain, _ = shop.variant(name.replace("-fast", ""), target="tensorrt", candidates=[name])
     fast, _ = shop.variant(name, target="tensorrt", candidates=[name], engines={"ahead_of_time": ["7.5"]})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.engines.catalog import code_of_engine
-from tasks.engines.tensorrt.builder import BUILDER
+from tasks.engines.tensorrt.engine import BUILDER
 from tasks.ptq.graph.prepare import make_prepared
 from tasks.storage.product import CUTS, Product, code_of
 from tasks.storage.store import Store
