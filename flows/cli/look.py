@@ -120,8 +120,8 @@ def report(
     Example: quantgate report last --open
     """
     prepared()
-    from tasks.records.list_runs import list_runs
     from tasks.records.run_lookup import fetch_report, find_recorded
+    from tasks.records.run_pages import list_runs
 
     found: Any
     with registry() as client:
@@ -156,7 +156,7 @@ def compare(
     Example: quantgate compare 3f2a last --open
     """
     prepared()
-    from tasks.records.compare import compare_runs
+    from tasks.records.run_pages import compare_runs
 
     page = (path or state_folder() / "reports" / "comparison.html").resolve()
     with registry() as client:

@@ -85,18 +85,18 @@ def one_call_each(samples: Samples) -> Samples:
     if samples.steps is None:
         return samples
     rows = np.arange(samples.steps // 2, len(samples), samples.steps)
+    return replace(take_rows(samples, rows), steps=None)
 
-    def chosen(array: NDArray[Any] | None) -> NDArray[Any] | None:
-        return None if array is None else array[rows]
 
+def take_rows(samples: Samples, rows: NDArray[np.intp]) -> Samples:
+    """Return the samples of some rows, with the digest of all."""
     return replace(
         samples,
         file=replace(samples.file, rows=len(rows)),
         inputs={name: array[rows] for name, array in samples.inputs.items()},
-        labels=chosen(samples.labels),
+        labels=None if samples.labels is None else samples.labels[rows],
         slices={name: groups[rows] for name, groups in samples.slices.items()},
-        clusters=chosen(samples.clusters),
-        steps=None,
+        clusters=None if samples.clusters is None else samples.clusters[rows],
     )
 
 

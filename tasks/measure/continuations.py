@@ -36,11 +36,8 @@ class Generator(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Continuations:
-    """Answers to the prompts, in order: the ids of their tokens."""
-
-    tokens: tuple[tuple[int, ...], ...]
+# Answers to the prompts, in order: the ids of their tokens.
+Continuations = tuple[tuple[int, ...], ...]
 
 
 def prompt_rows(
@@ -76,7 +73,7 @@ def make_continuations(variant: Variant, prompts: NDArray[Any], new_tokens: int,
         generator = cast(Generator, runner)
         starts = range(0, len(prompts), PROMPTS_AT_ONCE)
         found = [generator.generate(prompts[start : start + PROMPTS_AT_ONCE], new_tokens) for start in starts]
-    return Continuations(tuple(tuple(map(int, row)) for rows in found for row in rows))
+    return tuple(tuple(map(int, row)) for rows in found for row in rows)
 
 
 def agreement_of(baseline: Continuations, variant: Continuations, clusters: tuple[int, ...] = ()) -> Agreement:
@@ -84,10 +81,10 @@ def agreement_of(baseline: Continuations, variant: Continuations, clusters: tupl
 
     `clusters` has the cluster of each prompt; it is empty where prompts are independent.
 
-    >>> agreement_of(Continuations(((5, 6, 7, 8), (1, 2, 3, 4))), Continuations(((5, 6, 9, 8), (1, 2, 3, 4)))).shares
+    >>> agreement_of(((5, 6, 7, 8), (1, 2, 3, 4)), ((5, 6, 9, 8), (1, 2, 3, 4))).shares
     (0.5, 1.0)
     """
-    ours, theirs = np.array(variant.tokens), np.array(baseline.tokens)
+    ours, theirs = np.array(variant), np.array(baseline)
     # A column of differences at the end: an answer without one agrees to its end.
     differs = np.pad(ours != theirs, ((0, 0), (0, 1)), constant_values=True)
     new_tokens = ours.shape[1]

@@ -95,10 +95,7 @@ def fetch_report(client: MlflowClient, run: Recorded, path: Path) -> None:
     Raises:
         JobError: the run has no report, or the file cannot be written.
     """
-    text = _artifact(client, run, REPORT)
-    if text is None:
-        raise _unfinished(run, "report")
-    write_page(path, text)
+    write_page(path, _artifact(client, run, REPORT, _unfinished(run, "report")))
 
 
 def write_page(path: Path, content: bytes) -> None:
@@ -123,9 +120,7 @@ def recorded_result(client: MlflowClient, run: Recorded) -> Result:
     Raises:
         JobError: the run has none, or this version of quantgate cannot read it.
     """
-    text = _artifact(client, run, RESULT)
-    if text is None:
-        raise _unfinished(run, "result")
+    text = _artifact(client, run, RESULT, _unfinished(run, "result"))
     try:
         # Each value that does not fit becomes an error of 500 bytes.
         if text.count(b",") > _MOST_VALUES:
@@ -148,13 +143,12 @@ def recorded_job(client: MlflowClient, run: Recorded) -> Job:
     Raises:
         JobError: none was recorded, or this version of quantgate cannot read it.
     """
-    text = _artifact(client, run, JOB)
-    if text is None:
-        raise JobError(
-            found=f"run {run.id} has no artifact {JOB}",
-            expected="a finished run of a version of quantgate that records its job",
-            fix="run its job again, with promotion: finished work is kept",
-        )
+    missing = JobError(
+        found=f"run {run.id} has no artifact {JOB}",
+        expected="a finished run of a version of quantgate that records its job",
+        fix="run its job again, with promotion: finished work is kept",
+    )
+    text = _artifact(client, run, JOB, missing)
     with tempfile.TemporaryDirectory(prefix="quantgate-") as folder:
         path = Path(folder, JOB)
         path.write_bytes(text)
@@ -177,12 +171,12 @@ def _search(client: MlflowClient, condition: str) -> Iterator[Recorded]:
             yield _recorded(run)
 
 
-def _artifact(client: MlflowClient, run: Recorded, path: str) -> bytes | None:
-    """Return the content of an artifact, or None if there is none."""
+def _artifact(client: MlflowClient, run: Recorded, path: str, missing: JobError) -> bytes:
+    """Return the content of an artifact; raise `missing` if there is none."""
     folder = str(Path(path).parent) if "/" in path else None
     listed: Any = registry_call(client.list_artifacts, run.id, folder)
     if path not in {one.path for one in listed}:
-        return None
+        raise missing
     with tempfile.TemporaryDirectory(prefix="quantgate-") as place:
         downloaded = Path(registry_call(client.download_artifacts, run.id, path, place))
         try:

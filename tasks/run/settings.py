@@ -89,9 +89,8 @@ def artifact_location(uri: str) -> str | None:
 
     By default, MLflow would write them into the working directory of the process.
     """
-    return (
-        (Path(uri.removeprefix(_SQLITE)).resolve().parent / "mlartifacts").as_uri() if uri.startswith(_SQLITE) else None
-    )
+    database = database_file(uri)
+    return (database.resolve().parent / "mlartifacts").as_uri() if database else None
 
 
 def hands_to_workers() -> bool:

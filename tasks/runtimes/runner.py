@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 
-@dataclass(frozen=True)
-class Device:
-    """Memory of tensors, in ONNX Runtime's terms: kind `cpu` or `cuda`, and device index."""
-
-    kind: str
-    index: int
+# Memory of tensors, in ONNX Runtime's terms: kind `cpu` or `cuda`, and device index.
+Device = tuple[str, int]
 
 
 class Runner(Protocol):
@@ -190,10 +186,10 @@ def bind(session: ort.InferenceSession, batch: Arrays, device: Device) -> ort.IO
     with failures_refused():
         binding = session.io_binding()
         for name, array in batch.items():
-            value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), device.kind, device.index)
+            value = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *device)
             binding.bind_ortvalue_input(name, value)
         for spec in describe_outputs(session):
-            binding.bind_output(spec.name, device.kind, device.index)
+            binding.bind_output(spec.name, *device)
         binding.synchronize_inputs()
     return binding
 
@@ -214,8 +210,4 @@ def open_runner(model: Path, settings: SessionSettings) -> Iterator[Runner]:
 @contextmanager
 def _open_with_onnxruntime(model: Path, settings: SessionSettings) -> Iterator[Runner]:
     with open_session(model, settings) as session:
-        yield (
-            GpuSessionRunner(session, Device("cuda", device_of(settings)))
-            if settings.on_gpu
-            else SessionRunner(session)
-        )
+        yield (GpuSessionRunner(session, ("cuda", device_of(settings))) if settings.on_gpu else SessionRunner(session))

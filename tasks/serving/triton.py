@@ -47,19 +47,6 @@ ABSENT: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class TritonModel:
-    """A model of a repository: the text of `config.pbtxt`, and the files of the folder `1`.
-
-    `files` maps each name there to a file of the variant. `notes` lists the parts of the approval that the configuration cannot
-    express.
-    """
-
-    config: str
-    files: Mapping[str, str]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TritonBackend:
     """A backend of Triton for an engine's versions: its name, the platform if it has one, and the file of the model.
@@ -90,13 +77,13 @@ class TritonBackend:
             )
         tensors = tensors_of(version.variant / ONNX)
         about = f"Written by quantgate: {version.candidate}, {version.uri}, sha256 {version.digest}"
-        made = triton_model(version.name, version.manifest, tensors, folder, self, about=about, max_batch=max_batch)
-        files = {f"1/{new}": version.variant / old for new, old in made.files.items()}
-        return Written({**files, "config.pbtxt": made.config}, made.notes)
+        variant, told = version.variant, version.manifest
+        return triton_model(version.name, variant, told, tensors, folder, self, about=about, max_batch=max_batch)
 
 
 def triton_model(
     name: str,
+    variant: Path,
     manifest: Mapping[str, Any],
     tensors: Sides,
     place: Path,
@@ -104,8 +91,8 @@ def triton_model(
     *,
     about: str = "",
     max_batch: int | None = None,
-) -> TritonModel:
-    """Return the Triton model `name` of a manifest, for the folder `place` in a repository.
+) -> Written:
+    """Return the Triton model `name` of the folder `variant` and its manifest, for the folder `place` in a repository.
 
     `tensors` are the inputs and outputs of its file. `max_batch` overrides the largest measured batch size. `about` is a line
     for the top of the file.
@@ -140,7 +127,8 @@ def triton_model(
     files = {file: file for file in manifest["files"]} if backend.files is None else backend.files
     top = [line for line in (about, *(f"Not carried over: {note}." for note in notes)) if line]
     comments = "".join(f"# {' '.join(plain(line).split())}\n" for line in top)
-    return TritonModel(comments + prototext(fields), files, notes)
+    contents = {f"1/{new}": variant / old for new, old in files.items()}
+    return Written({**contents, "config.pbtxt": comments + prototext(fields)}, notes)
 
 
 def tensors_of(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

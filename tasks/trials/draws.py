@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.evidence.sequences import take_rows
 from tasks.measure.metrics.metric import Metric, Rows, are_scores
 from tasks.ptq.calibrate.fixed_ranges import read_fixed_ranges
 from tasks.run.context import log
@@ -96,14 +97,8 @@ def draw(samples: Samples, seed: int, number: int) -> Samples:
     members = number_clusters(keys)
     by_member = np.split(np.argsort(members, kind="stable"), np.cumsum(np.bincount(members))[:-1])
     rows = np.concatenate([by_member[one] for one in rng.integers(0, len(by_member), len(by_member))])
-    return replace(
-        samples,
-        file=replace(samples.file, digest=digest_values(samples.file.digest, "draw", rows.tolist()), rows=len(rows)),
-        inputs={name: array[rows] for name, array in samples.inputs.items()},
-        labels=None if samples.labels is None else samples.labels[rows],
-        slices={name: array[rows] for name, array in samples.slices.items()},
-        clusters=None if samples.clusters is None else samples.clusters[rows],
-    )
+    taken = take_rows(samples, rows)
+    return replace(taken, file=replace(taken.file, digest=digest_values(samples.file.digest, "draw", rows.tolist())))
 
 
 def _figure(metric: Metric, rows: Rows) -> float:

@@ -220,11 +220,6 @@ def measure_beside_fp16(run: LoadedRun, trials: tuple[Trial, ...]) -> tuple[Tria
         return tuple(_beside(run, trial, halves.get(decode(trial.candidate).target)) for trial in trials)
 
 
-def can_measure_beside_fp16(trials: tuple[Trial, ...]) -> bool:
-    """Return True if a float16 candidate was timed on a GPU."""
-    return bool(halves_of(trials))
-
-
 def halves_of(trials: tuple[Trial, ...]) -> dict[str, Variant]:
     """Return the float16 variants that were timed on a GPU, by target; a race may have stopped them after a short timing."""
     return {

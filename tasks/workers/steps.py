@@ -22,7 +22,7 @@ from tasks.trials.gather import try_step
 from tasks.trials.judge import rank_passing
 from tasks.trials.make_candidate import make_candidate
 from tasks.trials.measure_baseline import measure_baseline
-from tasks.trials.measure_latency import can_measure_beside_fp16, measure_beside_fp16, measure_latency
+from tasks.trials.measure_latency import halves_of, measure_beside_fp16, measure_latency
 from tasks.trials.recover import Recovered, choose_recovered, is_worth_a_search, recover_trials
 from tasks.trials.user_step import run_own_step
 from tasks.workers.device_limits import device_phase, timing_phase
@@ -88,7 +88,7 @@ BESIDE_FP16 = Step(
     (_TRIALS,),
     _TRIALS,
     times=True,
-    needed=lambda _, trials: can_measure_beside_fp16(trials),
+    needed=lambda _, trials: bool(halves_of(trials)),
 )
 RECOVERY = Step("recovery", recover_trials, (Accuracy, _TRIALS), Recovered, times=True, needed=_may_recover)
 CONFIRMATION = Step(

@@ -249,7 +249,7 @@ def test_a_page_that_no_browser_opens_is_written_all_the_same(tmp_path: Path, mo
     monkeypatch.setenv("QUANTGATE_STATE", str(tmp_path))
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     monkeypatch.setattr("flows.cli.look.registry", contextlib.nullcontext)
-    monkeypatch.setattr("tasks.records.compare.compare_runs", lambda _client, _names, path: path.touch())
+    monkeypatch.setattr("tasks.records.run_pages.compare_runs", lambda _client, _names, path: path.touch())
     page = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["compare", "a", "b", "--out", str(page), "--open"])
     assert done.exit_code == 1 and page.exists()

@@ -26,8 +26,8 @@ from docs_pages import ROOT
 from driving import Answer, environment, register_models, run_jobs, write_job
 
 from tasks.champion.promotable import check_promotable
-from tasks.records.compare import compare_runs
 from tasks.records.run_lookup import Recorded, fetch_report, find_recorded, latest, recorded_job
+from tasks.records.run_pages import compare_runs
 from tasks.registry.mlflow_registry import connect
 from tasks.reporting import formats
 from validators.errors import JobError

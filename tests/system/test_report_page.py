@@ -24,8 +24,8 @@ from report_data import (
     with_samples,
 )
 
-from tasks.records.list_runs import runs_table
 from tasks.records.run_lookup import Recorded
+from tasks.records.run_pages import runs_table
 from tasks.reporting.page import About, render_page
 from tasks.reporting.pictures.run_pictures import draw_pictures
 from tasks.reporting.templates import render

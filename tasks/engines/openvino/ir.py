@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +123,9 @@ def _tensor(port: Any) -> str:
 def _macs(operation: Any, kind: str) -> int:
     if kind != "MatMul" and kind not in _MACS:
         return 0
-    data, weights, out = (tuple(shape) for shape in _shapes(operation))
+    ports = [*list(operation.inputs())[:2], operation.output(0)]
+    data, weights, out = (tuple(port.get_shape()) for port in ports)
     if kind == "MatMul":
         summed: int = data[-2 if operation.get_attributes()["transpose_a"] and len(data) > 1 else -1]
         return int(math.prod(out) * summed)
     return _MACS[kind](data, weights, out)
-
-
-def _shapes(operation: Any) -> Iterator[Any]:
-    for port in [*list(operation.inputs())[:2], operation.output(0)]:
-        yield port.get_shape()

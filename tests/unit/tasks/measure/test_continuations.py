@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tasks.measure import continuations
-from tasks.measure.continuations import Continuations, agreement_of, make_continuations, prompt_rows
+from tasks.measure.continuations import agreement_of, make_continuations, prompt_rows
 from validators.records.run import SessionSettings, Variant
 
 
@@ -27,7 +27,7 @@ from validators.records.run import SessionSettings, Variant
     ],
 )
 def test_an_answer_counts_up_to_its_first_other_token(answers: list[list[int]], shares: tuple[float, ...]) -> None:
-    found = agreement_of(Continuations(((1, 2, 3, 4),)), Continuations(tuple(map(tuple, answers))))
+    found = agreement_of(((1, 2, 3, 4),), tuple(map(tuple, answers)))
     assert found.new_tokens == 4 and found.shares == shares
 
 
@@ -55,7 +55,7 @@ def test_prompts_are_answered_in_batches_and_in_order(monkeypatch: pytest.Monkey
     variant = Variant("int8-g32-rtn@ort-genai", tmp_path / "m.onnx", "digest", 1, SessionSettings("any", 1))
     found = make_continuations(variant, np.arange(40).reshape(20, 2), 3, tmp_path)
     assert model.asked == [8, 8, 4]
-    assert found.tokens == tuple((last + 1, last + 2, last + 3) for last in range(1, 40, 2))
+    assert found == tuple((last + 1, last + 2, last + 3) for last in range(1, 40, 2))
 
 
 def test_prompts_are_drawn_across_documents() -> None:

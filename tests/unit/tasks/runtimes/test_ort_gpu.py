@@ -16,7 +16,7 @@ from tasks.runtimes.coverage import measure_coverage
 from tasks.runtimes.macs import MAC_RULES
 from tasks.runtimes.ort import open_session, refuse_strays
 from tasks.runtimes.ort_gpu import device_of, load_libraries, probe, why_missing
-from tasks.runtimes.runner import Device, GpuSessionRunner, bind, open_runner
+from tasks.runtimes.runner import GpuSessionRunner, bind, open_runner
 from tasks.runtimes.shipped.model import CUDA, PRODUCTS, RECORD, AssignedNode, assignment, load, strays
 from validators.errors import CandidateRefused
 from validators.records.run import SessionSettings
@@ -32,7 +32,7 @@ from validators.target_facts import (
 )
 from validators.targets import BUILT_IN
 
-CPU = Device("cpu", 0)
+CPU = ("cpu", 0)
 SETTINGS = SessionSettings(CPU_PROVIDER, 1)
 
 

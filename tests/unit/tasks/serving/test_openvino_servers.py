@@ -103,8 +103,8 @@ def test_model_server_refuses_what_another_runtime_runs() -> None:
 def test_triton_takes_batches_of_any_size_and_bfloat16() -> None:
     """Its backend takes no batch below `max_batch_size`, and reads bfloat16 under another name."""
     for candidate, expected in (("bf16@openvino", "YES"), ("fp32-fused@openvino", None)):
-        model = triton_model("m", manifest(candidate), ((X,), (Y,)), Path("/models/m"), BACKEND)
-        config = read_config(model.config)
+        model = triton_model("m", Path("/variant"), manifest(candidate), ((X,), (Y,)), Path("/models/m"), BACKEND)
+        config = read_config(str(model.contents["config.pbtxt"]))
         assert config.backend == "openvino" and config.default_model_filename == "model.onnx" and not config.platform
         assert config.max_batch_size == 0 and list(config.input[0].dims) == [-1, 64]
         told = {key: value.string_value for key, value in config.parameters.items()}
@@ -121,4 +121,4 @@ def test_triton_refuses_what_its_openvino_does_not_serve(
     inputs: tuple[TensorSpec, ...], max_batch: int | None, words: str
 ) -> None:
     with pytest.raises(JobError, match=words):
-        triton_model("m", manifest(), (inputs, (Y,)), Path("/models/m"), BACKEND, max_batch=max_batch)
+        triton_model("m", Path("/variant"), manifest(), (inputs, (Y,)), Path("/models/m"), BACKEND, max_batch=max_batch)

@@ -15,11 +15,12 @@ from triton_proto import model_config, read_config
 
 from tasks.engines.ort import exports as ort
 from tasks.engines.tensorrt import exports as tensorrt
-from tasks.serving.triton import TYPES, TritonModel, tensors_of, triton_model
+from tasks.serving.exporter import Written
+from tasks.serving.triton import TYPES, tensors_of, triton_model
 from validators.errors import JobError
 from validators.samples.datasets import TensorSpec
 
-PLACE = Path("/models/m")
+PLACE, VARIANT = Path("/models/m"), Path("/variant")
 X, Y = TensorSpec("x", "float32", ("batch", 64)), TensorSpec("logits", "float32", ("batch", 4))
 ENGINE = {"build": {"profile": {"x": {"minimum": [1, 64], "optimum": [4, 64], "maximum": [16, 64]}}}}
 
@@ -41,13 +42,21 @@ def manifest(provider: str = "CPUExecutionProvider", **changes: Any) -> dict[str
     } | changes
 
 
+def text_of(model: Written) -> str:
+    return str(model.contents["config.pbtxt"])
+
+
+def files_of(model: Written) -> dict[str, Path | str]:
+    return {name: content for name, content in model.contents.items() if name != "config.pbtxt"}
+
+
 def made(
     told: dict[str, Any], inputs: tuple[TensorSpec, ...] = (X,), outputs: tuple[TensorSpec, ...] = (Y,), **more: Any
-) -> tuple[Any, TritonModel]:
+) -> tuple[Any, Written]:
     """The configuration as Triton's own class reads it, and the model."""
     backend = tensorrt.BACKEND if told.get("engine") else ort.BACKEND
-    model = triton_model("m", told, (inputs, outputs), PLACE, backend, **more)
-    return read_config(model.config), model
+    model = triton_model("m", VARIANT, told, (inputs, outputs), PLACE, backend, **more)
+    return read_config(text_of(model)), model
 
 
 def test_the_reader_is_triton_s_own() -> None:
@@ -73,7 +82,7 @@ def test_a_variant_for_the_processor() -> None:
     }
     assert config.optimization.graph.level == 0 and config.WhichOneof("scheduling_choice") is None
     assert config.version_policy.latest.num_versions == 1
-    assert model.files == {"model.onnx": "model.onnx", "model.onnx.data": "model.onnx.data"}
+    assert files_of(model) == {"1/model.onnx": VARIANT / "model.onnx", "1/model.onnx.data": VARIANT / "model.onnx.data"}
 
 
 def test_what_the_backend_does_not_take_is_named() -> None:
@@ -84,7 +93,7 @@ def test_what_the_backend_does_not_take_is_named() -> None:
     assert config.optimization.graph.level == -1 and config.parameters[kept].string_value == "1"
     assert model.notes[0].startswith("the entry optimization.disable_specified_optimizers=SkipLayerNormFusion")
     assert not any(kept in note for note in model.notes)
-    comments = [line for line in model.config.splitlines() if line.startswith("# Not carried over: ")]
+    comments = [line for line in text_of(model).splitlines() if line.startswith("# Not carried over: ")]
     assert comments == [f"# Not carried over: {note}." for note in model.notes]
     assert any("onnxruntime 1.31.1" in note for note in model.notes) and any(
         "a processor" in note for note in model.notes
@@ -107,7 +116,7 @@ def test_triton_makes_no_batches_without_a_shared_sample_axis(
     config, _ = made(manifest(), inputs, outputs)
     assert config.max_batch_size == 0 and (list(config.input[0].dims), list(config.output[0].dims)) == dims
     with pytest.raises(JobError, match="axis 0 is not dynamic"):
-        triton_model("m", manifest(), (inputs, outputs), PLACE, ort.BACKEND, max_batch=4)
+        triton_model("m", VARIANT, manifest(), (inputs, outputs), PLACE, ort.BACKEND, max_batch=4)
 
 
 def test_other_dynamic_axes_and_tensors_of_samples_alone() -> None:
@@ -141,7 +150,9 @@ def test_an_engine() -> None:
     config, model = made(told, max_batch=64)
     assert (config.backend, config.platform, config.max_batch_size) == ("tensorrt", "tensorrt_plan", 16)
     assert any("up to 16 samples are taken, not 64" in note for note in model.notes)
-    assert model.files == {"model.plan": "engine.plan"} and config.default_model_filename == "model.plan"
+    assert (
+        files_of(model) == {"1/model.plan": VARIANT / "engine.plan"} and config.default_model_filename == "model.plan"
+    )
     (group,) = config.instance_group
     assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])
     assert not config.parameters and any("tensorrt 11.4" in note for note in model.notes)
@@ -162,7 +173,7 @@ def test_custom_operators() -> None:
     assert list(config.model_operations.op_library_filename) == ["/models/m/1/ours.so"]
     assert any("/models/m/1/ours.so" in note for note in model.notes)
     with pytest.raises(JobError, match="custom operators of the Python package ours"):
-        triton_model("m", manifest(libraries=[{"package": "ours"}]), ((X,), (Y,)), PLACE, ort.BACKEND)
+        triton_model("m", VARIANT, manifest(libraries=[{"package": "ours"}]), ((X,), (Y,)), PLACE, ort.BACKEND)
 
 
 @pytest.mark.parametrize("dtype", sorted(TYPES))
@@ -173,7 +184,9 @@ def test_every_type_is_one_of_triton_s(dtype: str) -> None:
 
 def test_a_type_that_triton_has_not_is_refused() -> None:
     with pytest.raises(JobError, match="float8_e4m3fn"):
-        triton_model("m", manifest(), ((TensorSpec("x", "float8_e4m3fn", ("batch", 2)),), (Y,)), PLACE, ort.BACKEND)
+        triton_model(
+            "m", VARIANT, manifest(), ((TensorSpec("x", "float8_e4m3fn", ("batch", 2)),), (Y,)), PLACE, ort.BACKEND
+        )
 
 
 def test_names_of_others_stay_what_they_are() -> None:
