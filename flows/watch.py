@@ -23,8 +23,8 @@ def watch(job_name: JobName = None) -> State[tuple[Observation, ...]]:
     When a bound of the job's `watch` section is exceeded, it raises an alarm and, if the job says so, starts a
     re-quantization or a rollback.
     """
-    found = watched_jobs(job_name)
-    looks = (*found.broken, *(look(name, job) for name, job in found.jobs.items()))
+    jobs, broken = watched_jobs(job_name)
+    looks = (*broken, *(look(name, job) for name, job in jobs.items()))
     return state_of(looks)
 
 

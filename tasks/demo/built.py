@@ -21,6 +21,9 @@ CALIBRATION_FILE = "calibration.npz"
 EVALUATION_FILE = "evaluation.npz"
 _RECORD_FILE = "demo.json"
 
+# Of every draw of samples.
+SEED = 7
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -42,22 +45,21 @@ def build_once(
     assets: Sequence[Asset],
     sources: Sequence[Path],
     distributions: Sequence[str],
-    seed: int,
     make: Callable[[Path], Notes],
 ) -> Demo:
     """Return the demo `name` under `state/demo`; `make(folder)` builds it unless it was built with the same recipe before.
 
     The recipe consists of the digests of the assets and of the code in `sources`, the versions of the `distributions` that
-    compute, and the seed. `make` writes `model_file`, `calibration.npz` and `evaluation.npz` into the folder.
+    compute, and `SEED`. `make` writes `model_file`, `calibration.npz` and `evaluation.npz` into the folder.
     """
-    key = _recipe_digest(assets, sources, distributions, seed)
+    key = _recipe_digest(assets, sources, distributions)
     folder = state / "demo" / f"{name}-{key[:16]}"
     if not (folder / _RECORD_FILE).exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
         try:
             begun = time.monotonic()
-            notes = make(scratch)
+            notes = make(scratch) | {"seed": SEED}
             notes["build_seconds"] = round(time.monotonic() - begun, 1)
             record = {"digest": digest_file(scratch / model_file), "notes": notes}
             (scratch / _RECORD_FILE).write_text(json.dumps(record, indent=2, sort_keys=True), encoding="utf-8")
@@ -88,7 +90,7 @@ def _move_into_place(scratch: Path, folder: Path) -> None:
             raise
 
 
-def _recipe_digest(assets: Sequence[Asset], sources: Sequence[Path], distributions: Sequence[str], seed: int) -> str:
+def _recipe_digest(assets: Sequence[Asset], sources: Sequence[Path], distributions: Sequence[str]) -> str:
     parts = [asset.sha256 for asset in assets] + [digest_file(source) for source in sources]
-    parts += [f"{name}=={metadata.version(name)}" for name in distributions] + [str(seed)]
+    parts += [f"{name}=={metadata.version(name)}" for name in distributions] + [str(SEED)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.demo.assets import DIGITS, LITE0_WEIGHTS, fetch, read_wheel
-from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
+from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, SEED, Demo, Notes, build_once
 from tasks.demo.splits import Array, save_samples, split_indices
 from tasks.measure.inventory import usable_cores
 
@@ -30,7 +31,7 @@ HEAD_C = 0.1
 HEAD_TOLERANCE = 1e-3
 
 
-def build(state: Path, *, seed: int = 7) -> Demo:
+def build(state: Path) -> Demo:
     """Return the digits model (weights for `load_model`) and its data; built once, then reused.
 
     The data files hold `image`, float32 [samples, 3, 96, 96], and `label`, int64 [samples].
@@ -46,8 +47,7 @@ def build(state: Path, *, seed: int = 7) -> Demo:
         assets=(LITE0_WEIGHTS, DIGITS),
         sources=[folder / name for name in ("image.py", "efficientnet.py", "splits.py")],
         distributions=("torch", "scikit-learn"),
-        seed=seed,
-        make=lambda target: _make(state, target, seed),
+        make=partial(_make, state),
     )
 
 
@@ -62,14 +62,14 @@ def load_model(path: Path) -> EfficientNetLite0:
     return model.eval()
 
 
-def _make(state: Path, folder: Path, seed: int) -> Notes:
+def _make(state: Path, folder: Path) -> Notes:
     import torch
     from safetensors.torch import save_file
 
     from tasks.demo.efficientnet import EfficientNetLite0, load_checkpoint
 
     digits, label = read_digits(fetch(DIGITS, state))
-    parts = split_indices(label, TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, seed)
+    parts = split_indices(label, TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, SEED)
     for name, indices in ((CALIBRATION_FILE, parts.calibration), (EVALUATION_FILE, parts.evaluation)):
         save_samples(folder / name, {"image": as_images(digits[indices]), "label": label[indices]})
 
@@ -88,7 +88,6 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
         "train_samples": len(parts.train),
         "calibration_samples": len(parts.calibration),
         "evaluation_samples": len(parts.evaluation),
-        "seed": seed,
     }
 
 

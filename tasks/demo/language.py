@@ -7,6 +7,7 @@ import io
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tasks.demo.articles import fetch_articles, split_articles, spread_windows
 from tasks.demo.assets import ARTICLES, SMOLLM2, fetch, read_wheel
-from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
+from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, SEED, Demo, Notes, build_once
 from tasks.demo.splits import save_samples
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ CALIBRATION_WINDOWS, EVALUATION_WINDOWS = 64, 64
 Tensors = Mapping[str, NDArray[np.float32]]
 
 
-def build(state: Path, *, seed: int = 7) -> Demo:
+def build(state: Path) -> Demo:
     """Return the decoder (a folder of transformers around its weights) and its data; built once, then reused.
 
     The data files hold `input_ids`, int64 [windows, 128], and `article`, int64 [windows]; no article is in both.
@@ -47,23 +48,22 @@ def build(state: Path, *, seed: int = 7) -> Demo:
         assets=(SMOLLM2, ARTICLES),
         sources=[folder / f"{name}.py" for name in ("language", "articles")],
         distributions=("torch", "transformers", "tokenizers", "gguf"),
-        seed=seed,
-        make=lambda target: _make(state, target, seed),
+        make=partial(_make, state),
     )
 
 
-def _make(state: Path, folder: Path, seed: int) -> Notes:
+def _make(state: Path, folder: Path) -> Notes:
     with quiet_transformers():
         model, tokenizer = hugging_face_model(state)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    notes: Notes = {"parameters": model.num_parameters(), "window_tokens": WINDOW_TOKENS, "seed": seed}
-    parts = split_articles(fetch_articles(state), seed)
+    notes: Notes = {"parameters": model.num_parameters(), "window_tokens": WINDOW_TOKENS}
+    parts = split_articles(fetch_articles(state), SEED)
     # Numbers of articles differ between the files: a group in both would be a leak.
     first = 0
     sizes = {CALIBRATION_FILE: CALIBRATION_WINDOWS, EVALUATION_FILE: EVALUATION_WINDOWS}
     for (name, count), articles in zip(sizes.items(), parts, strict=True):
-        windows, owners = spread_windows(articles, tokenizer.backend_tokenizer, WINDOW_TOKENS, count, seed)
+        windows, owners = spread_windows(articles, tokenizer.backend_tokenizer, WINDOW_TOKENS, count, SEED)
         save_samples(folder / name, {"input_ids": windows, "article": first + owners})
         first += len(articles)
         notes[f"{name.removesuffix('.npz')}_windows"] = len(windows)

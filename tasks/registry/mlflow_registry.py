@@ -213,12 +213,8 @@ def _failure(error: Exception) -> InfrastructureError:
             fix="back it up; after an upgrade run `mlflow db upgrade URI`; after a downgrade install the later version of "
             "quantgate again, or restore the backup from before the upgrade",
         )
-    return disk_error(error, *written_folders()) or _down(error)
-
-
-def _down(error: Exception) -> ServiceDown:
-    return ServiceDown(
-        found=f"the MLflow registry does not answer: {str(error).splitlines()[0][:300]}",
+    return disk_error(error, *written_folders()) or ServiceDown(
+        found=f"the MLflow registry does not answer: {said.splitlines()[0][:300]}",
         expected="a registry that answers",
         fix="check MLFLOW_TRACKING_URI, MLFLOW_REGISTRY_URI if it is set, and that the server runs; then run again: finished "
         "work is kept",

@@ -193,14 +193,11 @@ def request_size(job: Job, variant: Variant) -> int | None:
     return max(point.batch_size for point in job.measurement.points) if is_dynamic else None
 
 
-def _is_watchable(metric: Metric) -> bool:
-    """Return True if the metric's rows are known batch by batch; those of language models come at the end."""
-    return metric.has_drop and metric.scope == "sample" and metric.of_windows is None
-
-
 def has_parts(metric: Metric, evidence: Evidence) -> bool:
     """Return True if some samples can be measured without the others, which a call of a sequence or a fixed batch needs."""
-    return _is_watchable(metric) and not evidence.evaluation.steps and evidence.batch_axis in (None, 1)
+    # The rows of language models come at the end.
+    by_batch = metric.has_drop and metric.scope == "sample" and metric.of_windows is None
+    return by_batch and not evidence.evaluation.steps and evidence.batch_axis in (None, 1)
 
 
 def _within_budget(run: Run, outputs: Iterator[NDArray[Any]], what: str) -> Iterator[NDArray[Any]]:

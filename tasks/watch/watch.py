@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from prefect.artifacts import create_markdown_artifact
 
@@ -19,25 +19,19 @@ from validators.job.job import Job
 from validators.plain_text import as_markdown, markdown_table
 
 
-@dataclass(frozen=True)
-class WatchedJobs:
-    """Jobs with a `watch` section by name, and unreadable jobs, as looks that ended in an error."""
+def watched_jobs(name: str | None = None) -> tuple[dict[str, Job], tuple[Observation, ...]]:
+    """Return the watched jobs of the deployment by name, or the job of that name, watched or not.
 
-    jobs: dict[str, Job]
-    broken: tuple[Observation, ...]
-
-
-def watched_jobs(name: str | None = None) -> WatchedJobs:
-    """Return the watched jobs of the deployment, or the job of that name, watched or not.
+    The second value are the unreadable jobs, as looks that ended in an error.
 
     Raises:
         JobError: there is no job of that name, or no folder of jobs.
     """
     jobs = read_jobs()
     if name is not None:
-        return WatchedJobs({name: job_named(jobs, name, "a watch of the job")}, ())
+        return {name: job_named(jobs, name, "a watch of the job")}, ()
     broken = tuple(Observation(key, "error", error.found) for key, error in jobs.broken.items())
-    return WatchedJobs({key: job for key, job in jobs.found.items() if job.watch}, broken)
+    return {key: job for key, job in jobs.found.items() if job.watch}, broken
 
 
 def look(name: str, job: Job) -> Observation:
