@@ -83,19 +83,21 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
     wanted = _wanted(spec, flow)
     limit = (spec.get("concurrency_limit") or {}).get("limit")
     schedules = {one["slug"]: one for one in spec.get("schedules", ())}
-    found = _read(client, flow.name, spec["name"])
-    former = _read(client, flow.name, FORMER_NAMES.get(flow.name))
+    found = read_deployment(client, flow.name, spec["name"])
+    former = read_deployment(client, flow.name, FORMER_NAMES.get(flow.name))
+    known = found or former
+    is_active = {one.slug: one.active for one in known.schedules} if known else {}
+    timed: list[dict[str, Any]] = [
+        {"schedule": _schedule(one), "slug": slug, "active": is_active.get(slug, True)}
+        for slug, one in schedules.items()
+    ]
     if found is None:
-        is_active = {one.slug: one.active for one in former.schedules} if former else {}
         identity = client.create_deployment(
             flow_id=client.create_flow(flow),
             name=spec["name"],
             concurrency_limit=limit,
             paused=former.paused if former else False,
-            schedules=[
-                DeploymentScheduleCreate(schedule=_schedule(one), slug=slug, active=is_active.get(slug, True))
-                for slug, one in schedules.items()
-            ],
+            schedules=[DeploymentScheduleCreate(**one) for one in timed],
             **wanted,
         )
         outcome, detail = "made", ""
@@ -103,7 +105,8 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
         identity = found.id
         differing = _differing(found, wanted, limit, schedules)
         if differing:
-            _update(client, found, wanted, limit, schedules)
+            updated = [DeploymentScheduleUpdate(**one) for one in timed]
+            client.update_deployment(found.id, DeploymentUpdate(concurrency_limit=limit, schedules=updated, **wanted))
         outcome, detail = ("changed", ", ".join(differing)) if differing else ("as it was", "")
     yield DeployedObject(
         f"{flow.name}/{spec['name']}", outcome, detail, f"/deployments/deployment/{identity}", identity
@@ -116,7 +119,8 @@ def _apply(client: SyncPrefectClient, spec: dict[str, Any], flow: Flow[..., Any]
         yield _retire(client, former, f"{flow.name}/{former.name}")
 
 
-def _read(client: SyncPrefectClient, flow: str, name: str | None) -> DeploymentResponse | None:
+def read_deployment(client: SyncPrefectClient, flow: str, name: str | None) -> DeploymentResponse | None:
+    """Return the deployment of a flow by its name; None if there is none."""
     try:
         return client.read_deployment_by_name(f"{flow}/{name}") if name else None
     except ObjectNotFound:
@@ -185,21 +189,6 @@ def _differing(
     if {one.slug: one.schedule for one in found.schedules} != {slug: _schedule(one) for slug, one in schedules.items()}:
         differing.append("schedules")
     return differing
-
-
-def _update(
-    client: SyncPrefectClient,
-    found: DeploymentResponse,
-    wanted: dict[str, Any],
-    limit: int | None,
-    schedules: dict[str, dict[str, Any]],
-) -> None:
-    is_active = {one.slug: one.active for one in found.schedules}
-    updated = [
-        DeploymentScheduleUpdate(schedule=_schedule(one), slug=slug, active=is_active.get(slug, True))
-        for slug, one in schedules.items()
-    ]
-    client.update_deployment(found.id, DeploymentUpdate(concurrency_limit=limit, schedules=updated, **wanted))
 
 
 def apply_automation(client: SyncPrefectClient, wanted: AutomationCore) -> DeployedObject:

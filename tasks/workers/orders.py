@@ -39,11 +39,8 @@ class Order:
     answer: str
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Records as JSON, one text each, packed by the store, which a worker may have at another path."""
-
-    records: tuple[str, ...]
+# Records as JSON, one text each, packed by the store, which a worker may have at another path.
+_Kept = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def keep_arguments(store: Store, records: tuple[Any, ...], types: tuple[Any, ...
     """Store the records of a step, and return the digest under which a worker finds them."""
     texts = tuple(store.pack(_text(kind, record)) for kind, record in zip(types, records, strict=True))
     digest = digest_values(texts)
-    store.keep("arguments", (digest,), _Kept, _Kept(texts))
+    store.keep("arguments", (digest,), _Kept, texts)
     return digest
 
 
@@ -103,7 +100,7 @@ def read_arguments(store: Store, digest: str, types: tuple[Any, ...]) -> list[An
     kept = store.find("arguments", (digest,), _Kept)
     if kept is None:
         raise _missing(store, f"arguments {digest[:12]}")
-    return [TypeAdapter(kind).validate_json(store.unpack(text)) for kind, text in zip(types, kept.records, strict=True)]
+    return [TypeAdapter(kind).validate_json(store.unpack(text)) for kind, text in zip(types, kept, strict=True)]
 
 
 def keep_answer(store: Store, order: Order, outcome: Any, kind: Any) -> None:

@@ -18,12 +18,13 @@ from prefect.client.schemas.filters import (
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.states import Crashed
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import TypeAdapter
 
+from tasks.workers.deployments import read_deployment
 from tasks.workers.device_limits import limit_of
 from tasks.workers.order_tracking import WORKER_LABEL, variable_of
 from tasks.workers.run_pool import PROCESS_TEMPLATE
@@ -92,10 +93,7 @@ def _ensure_deployment(
     client: SyncPrefectClient, work: Flow[..., Any], entrypoint: str, pool: str, target: str
 ) -> None:
     name = f"{work.name}/{target}"
-    try:
-        found = client.read_deployment_by_name(name)
-    except ObjectNotFound:
-        found = None
+    found = read_deployment(client, work.name, target)
     if found is not None and found.work_pool_name not in (None, pool):
         raise JobError(
             found=f"the deployment {name} in the pool {found.work_pool_name}, not {pool}",
