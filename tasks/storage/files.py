@@ -129,14 +129,11 @@ def existing(path: Path) -> Path:
     return path
 
 
-def remove_leftovers(root: Path, older_than_seconds: float = OLD_SECONDS) -> int:
-    """Remove folders of unfinished entries older than `older_than_seconds` (by last write); return how many."""
-    removed = 0
+def remove_leftovers(root: Path) -> None:
+    """Remove folders of unfinished entries older than `OLD_SECONDS` (by last write)."""
     for folder in root.glob(f"*/{MAKING}*"):
-        if time.time() - last_written(folder) > older_than_seconds:
+        if time.time() - last_written(folder) > OLD_SECONDS:
             shutil.rmtree(folder, ignore_errors=True)
-            removed += 1
-    return removed
 
 
 def find_leftovers(state: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,9 @@ from validators.targets import facts_of_provider
 class LookFindings:
     """Findings of one look: the signals behind alarms, the figures of the trend by name, and notes on what was not measured."""
 
-    signals: tuple[Signal, ...]
-    figures: dict[str, float]
-    notes: tuple[str, ...]
+    signals: tuple[Signal, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings:
@@ -45,27 +45,22 @@ def look_at_traffic(run: Run, watch: Watch, watched: WatchedChampion, traffic: S
 
     A failed measurement becomes a note, and the others continue.
     """
-    found = LookFindings((), {"samples": len(traffic)}, watched.notes)
+    found = LookFindings(figures={"samples": len(traffic)}, notes=watched.notes)
     for measure in (_drift, _saturation, _disagreement):
         try:
-            found = _joined(found, measure(run, watch, watched, traffic))
+            one = measure(run, watch, watched, traffic)
+            found = LookFindings(found.signals + one.signals, found.figures | one.figures, found.notes + one.notes)
         except (CandidateRefused, DataError) as error:
             log.warning("watch: %s is not known: %s", measure.__name__[1:], error.found)
             found = replace(found, notes=(*found.notes, f"{measure.__name__[1:]} is not measured: {error.found}"))
     return found
 
 
-def _joined(before: LookFindings, found: LookFindings | None) -> LookFindings:
-    if found is None:
-        return before
-    return LookFindings(before.signals + found.signals, before.figures | found.figures, before.notes + found.notes)
-
-
-def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
+def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings:
     """Compare the traffic with the calibration data, by the source's own view of both."""
     calibration, bounds = watched.calibration, run.job.calibration
     if calibration is None:
-        return None
+        return LookFindings()
     view = None
     if bounds.model_samples:
         with open_tapped(
@@ -85,7 +80,7 @@ def _drift(run: Run, _: Watch, watched: WatchedChampion, traffic: Samples) -> Lo
     drifts = float(bool(signs))
     evidence = weigh(np.array([drifts]), DRIFT_BY_CHANCE, DRIFT_STAKES)
     signal = Signal("drift", drifts, DRIFT_BY_CHANCE, evidence, "; ".join(signs) or "no sign of drift")
-    return LookFindings((signal,), figures | {"drift": drifts}, ())
+    return LookFindings((signal,), figures | {"drift": drifts})
 
 
 def find_drift(
@@ -127,10 +122,10 @@ def find_drift(
     return signs, figures
 
 
-def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
+def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings:
     """Measure how much of the traffic the champion's fixed ranges clip, beyond their clipping at its promotion."""
     if not watched.ranges:
-        return None
+        return LookFindings()
     prepared = run.store.make(prepared_product(run, watched.source, take_inventory(run.job.target)))[0]
     with open_tapped(
         prepared, run.reference_session, lambda graph: taps_of(graph, watched.output.name, watched.ranges)
@@ -144,7 +139,7 @@ def _saturation(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sampl
     judged = np.isfinite(shares).all(axis=0) & (bounds < 1)
     if not judged.any():
         return LookFindings(
-            (), {}, ("saturation is not measured: the champion fixes the range of no tensor of the source",)
+            notes=("saturation is not measured: the champion fixes the range of no tensor of the source",)
         )
     return _judge_shares(
         shares[:, judged], bounds[judged], [name for name, kept in zip(names, judged, strict=True) if kept]
@@ -157,21 +152,21 @@ def _judge_shares(shares: NDArray[np.float64], bounds: NDArray[np.float64], name
     note = f"{means[worst]:.2%} of the values of {names[worst]} lie outside its range"
     signal = Signal("saturation", float(means[worst]), float(bounds[worst]), weigh_columns(shares, bounds), note)
     figures = {"saturation_max": float(means.max()), "saturated_samples": float((shares > 0).any(axis=1).mean())}
-    return LookFindings((signal,), figures, ())
+    return LookFindings((signal,), figures)
 
 
-def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings | None:
+def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Samples) -> LookFindings:
     """Measure how often the champion's answers differ from its source's."""
     variant = watched.variant
     if variant is None:
-        return None
+        return LookFindings()
     if facts_of_provider(variant.session.provider).builds_engines:
         return LookFindings(
-            (), {}, ("agreement is not measured: the champion is an engine, which the watch does not load",)
+            notes=("agreement is not measured: the champion is an engine, which the watch does not load",)
         )
     kind = metric_facts(run.job.metric).kind
     if kind == "boxes":
-        return LookFindings((), {}, (f"agreement is not measured: {run.job.metric} reads boxes, which have no order",))
+        return LookFindings(notes=(f"agreement is not measured: {run.job.metric} reads boxes, which have no order",))
     output = watched.output.name
     alike = []
     with (
@@ -194,7 +189,7 @@ def _disagreement(run: Run, watch: Watch, watched: WatchedChampion, traffic: Sam
     share, bound = float(differ.mean()), 1 - watch.min_agreement
     note = f"{int(differ.sum())} of {len(differ)} samples get another answer than from the source"
     signal = Signal("disagreement", share, bound, weigh(differ.astype(np.float64), bound), note)
-    return LookFindings((signal,), {"agreement": 1 - share}, ())
+    return LookFindings((signal,), {"agreement": 1 - share})
 
 
 def _agreements(
