@@ -161,7 +161,7 @@ def refuse_too_large(needed: float, what: str, max_memory_mb: float) -> None:
             kind="unsupported",
             found=f"{needed / 1e6:.0f} MB for the Gram matrix of {what}",
             expected=f"at most {max_memory_mb:g} MB",
-            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take a rounding of INT4 without any",
+            fix="raise calibration.max_memory_mb (and budgets.memory_mb, if set), or take a rounding that needs none",
         )
 
 
