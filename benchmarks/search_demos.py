@@ -1,6 +1,6 @@
 """Search on the demos: the best recipe with one form for all parts, beside what the search finds, by size and by latency.
 
-    python benchmarks/search_demos.py --state ~/quantgate-benchmark                # an hour, with the extra genai
+    python benchmarks/search_demos.py --state ~/quantgate-benchmark                # 20 minutes, with the extra genai
     python benchmarks/search_demos.py --state ~/quantgate-benchmark --only text    # the figures of the others are kept
 
 Each job lists recipes with one form for all parts, and may make six more with other forms (`budgets.recovery`). Nothing is
