@@ -111,7 +111,9 @@ def tell_recovery(result: Result) -> str:
         return f"{start}; it was made again with {which} forms of its parts, and did not pass within {attempts}."
     outcome = next((c.outcome for c in result.candidates if c.name == recovery.recovered), "refused")
     end = "passes every gate" if outcome == "passed" else "passes in accuracy, though not every other gate"
-    return f"{start}; with {tell_forms(recovery)}, as {recovery.recovered}, it {end} (found in {attempts})."
+    tried = {point.candidate for point in recovery.frontier} - {recovery.recovered}
+    other = f"; {result.chosen}, which passed too, was confirmed in its place" if result.chosen in tried else ""
+    return f"{start}; with {tell_forms(recovery)}, as {recovery.recovered}, it {end} (found in {attempts}){other}."
 
 
 def tell_forms(recovery: Recovery) -> str:

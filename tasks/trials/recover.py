@@ -46,7 +46,8 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
 
     That candidate fails on accuracy alone, or it is the best that passes: of INT4 by the objective `size`, smaller forms of its
     weights are tried, and others have none. Each attempt is a candidate with its own name, `...-40db@ort-cpu`. The result holds
-    the attempts that fail, and the cheapest that passes. Only that one is timed, since a lower noise only costs more.
+    the attempts that fail, and the cheapest that passes. Only that one is timed, since a lower noise only costs more, and the
+    next one that passes, which may be confirmed where the cheapest is not.
     """
     chosen = choose_recovered(trials, run.job.objective)
     if chosen is None or not run.job.budgets.recovery:
@@ -86,19 +87,25 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         cost_unit=cost_unit(run, candidate),
         passes=passes,
     )
-    found = None if cheapest is None else names[cheapest]
+    # From the cheapest on, each that was tried passes.
+    passing = [] if cheapest is None else [name for name in names[cheapest:] if name in attempts]
+    wanted = passing[: 2 if run.job.confirmation.share else 1]
     failed = tuple(
-        attempts[name] for name in names if name in attempts and attempts[name].outcome != "passed" and name != found
+        attempts[name]
+        for name in names
+        if name in attempts and attempts[name].outcome != "passed" and name not in wanted
     )
     if cheapest is None:
         log.info("nothing was recovered in %d attempts", len(attempts))
         return Recovered(failed, recovery)
     log.info("%s passes in accuracy, found in %d attempts", names[cheapest], len(attempts))
     # So far it passes on accuracy; whether it is fast enough is known once it is timed.
-    (trial,) = measure_saturation(run, (attempts[names[cheapest]],))
     confidence = judged_data.job.gates.confidence
-    timed = judge_trial(judged_data, try_step(trial.candidate, measure_latency, run, trial, confidence))
-    return Recovered((*failed, timed), replace(recovery, recovered=timed.candidate))
+    timed = tuple(
+        judge_trial(judged_data, try_step(trial.candidate, measure_latency, run, trial, confidence))
+        for trial in measure_saturation(run, tuple(attempts[name] for name in wanted))
+    )
+    return Recovered((*failed, *timed), replace(recovery, recovered=names[cheapest]))
 
 
 def with_stricter_confidence(judged_data: JudgedData) -> JudgedData:
