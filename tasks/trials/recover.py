@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tasks.engines.catalog import find_target
@@ -87,9 +87,7 @@ def recover_trials(run: LoadedRun, baseline: Accuracy, trials: tuple[Trial, ...]
         cost_unit=cost_unit(run, candidate),
         passes=passes,
     )
-    # From the cheapest on, each that was tried passes.
-    passing = [] if cheapest is None else [name for name in names[cheapest:] if name in attempts]
-    wanted = passing[: 2 if run.job.confirmation.share else 1]
+    wanted = () if cheapest is None else to_time(names[cheapest:], attempts, confirmed=run.job.confirmation.share > 0)
     failed = tuple(
         attempts[name]
         for name in names
@@ -142,6 +140,15 @@ def find_cheapest(attempt: Callable[[int], bool | None], count: int, budget: int
         fails, holds = (fails, guess) if told else (guess, holds)
         guess = (fails + holds) // 2
     return holds if holds < count else None
+
+
+def to_time(passing: Sequence[str], attempts: Container[str], *, confirmed: bool) -> Sequence[str]:
+    """Return the cheapest point that passes and, if the winner is `confirmed` on other samples, the next one that was tried.
+
+    >>> to_time(["-24db", "-25db", "-26db", "-28db"], {"-24db", "-26db", "-28db"}, confirmed=True)
+    ['-24db', '-26db']
+    """
+    return [name for name in passing if name in attempts][: 2 if confirmed else 1]
 
 
 def first_guess(trial: Trial, own: Assigned, frontier: Sequence[Assigned]) -> int:
