@@ -96,11 +96,7 @@ class Bench:
 
     def seen(self, weights: Int8Weights) -> dict[str, Gram]:
         """Return the Gram matrix of each layer, by node."""
-
-        def rounded(weight: Array, gram: Gram) -> Array:
-            return read_weight(*weights.quantize(weight, 0, gram=gram), 0)
-
-        settings = SessionSettings.reference(usable_cores())
+        settings, rounded = SessionSettings.reference(usable_cores()), weights.round_convolution
         return self.grams | collect_in_order(
             self.graph, self.convolutions, self.batches, rounded, settings, max_memory_mb=3000
         )

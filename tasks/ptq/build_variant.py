@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.in_order import collect_in_order
 from tasks.ptq.calibrate.patches import Patches
 from tasks.ptq.calibrate.range_methods import Range
-from tasks.ptq.eight_bit.affine import WeightBits, read_weight
+from tasks.ptq.eight_bit.affine import WeightBits
 from tasks.ptq.eight_bit.bias_correction import correct_bias
 from tasks.ptq.eight_bit.dynamic import quantize_dynamic
 from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_learn
@@ -242,15 +240,11 @@ def _grams(
     """Return the Gram matrices of what these nodes read, by node; see `collect_grams` and `collect_in_order`."""
     read = {node: name for node, (name, _) in products.items() if node in nodes}
     sums = materials.grams(candidate, model) if read else {}
-
-    def rounded(weight: NDArray[Any], gram: Gram) -> NDArray[Any]:
-        return read_weight(*weights.quantize(weight, 0, gram=gram), 0)
-
     in_order = collect_in_order(
         model,
         {node: patches for node, patches in convolutions.items() if node in nodes},
         materials.batches(),
-        rounded,
+        weights.round_convolution,
         SessionSettings.reference(materials.threads, libraries=materials.libraries).without_spinning(),
         max_memory_mb=materials.memory_mb(),
     )

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.calibrate.patches import Patches
 from tasks.ptq.descent import Floats, damped, descend
-from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT, WeightBits, fit_weight, store_weight
+from tasks.ptq.eight_bit.affine import WEIGHT_LIMIT, WeightBits, fit_weight, read_weight, store_weight
 from tasks.ptq.graph.edits import attribute, name_nodes, output_channel_axis, weighted_nodes
 from validators.job.methods import NEAREST
 
@@ -100,6 +100,10 @@ class Int8Weights:
         """
         axis = channel_axis if self.per_channel else None
         return METHODS[self.method](weight, axis, self.bits, smallest, gram)
+
+    def round_convolution(self, weight: NDArray[Any], gram: Gram) -> NDArray[Any]:
+        """Return the floats that the codes of a convolution's weight stand for, in its shape."""
+        return read_weight(*self.quantize(weight, 0, gram=gram), 0)
 
 
 def layers_to_learn(model: Path) -> tuple[dict[str, tuple[str, int]], dict[str, Patches]]:

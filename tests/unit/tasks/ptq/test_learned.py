@@ -19,10 +19,9 @@ from tasks.engines.ort.pairs import PAIRS
 from tasks.engines.variants import refuse_other_targets
 from tasks.ptq.build_variant import quantize_int8
 from tasks.ptq.calibrate.grams import Gram, collect_grams
-from tasks.ptq.calibrate.in_order import Round, collect_in_order
+from tasks.ptq.calibrate.in_order import collect_in_order
 from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.descent import SETTLED, SWEEPS, damped, descend
-from tasks.ptq.eight_bit.affine import read_weight
 from tasks.ptq.eight_bit.int8_weights import Int8Weights, layers_to_learn
 from tasks.ptq.eight_bit.qdq import quantize_qdq
 from tasks.ptq.weight_only.gptq import gptq
@@ -168,10 +167,6 @@ def test_of_a_large_picture_some_patches_are_drawn() -> None:
     assert patches.rows(np.zeros((2, 3, 40, 40), np.float32)).shape == (1, 2 * MOST_PATCHES, 3)
 
 
-def as_floats(weights: Int8Weights) -> Round:
-    return lambda weight, gram: read_weight(*weights.quantize(weight, 0, gram=gram), 0)
-
-
 @pytest.fixture
 def network(tmp_path: Path) -> tuple[Path, dict[str, NDArray[np.float32]]]:
     """A convolution, one for each channel, and a Gemm with a transposed weight."""
@@ -217,7 +212,12 @@ def test_learned_weights_of_a_network_answer_better(
         def grams(nodes: Collection[str], weights: Int8Weights = weights) -> dict[str, Gram]:
             assert set(nodes) == {"first", "each", "last"}
             in_order = collect_in_order(
-                path, convolutions, [samples], as_floats(weights), SessionSettings.reference(1), max_memory_mb=100
+                path,
+                convolutions,
+                [samples],
+                weights.round_convolution,
+                SessionSettings.reference(1),
+                max_memory_mb=100,
             )
             return {"last": sums["r"]} | in_order
 
@@ -306,7 +306,7 @@ def test_convolutions_learn_on_what_rounded_ones_make(
         groups, plain = (one.reshape(8, 1, 9).transpose(0, 2, 1) for one in (kernel, given["b"]))
         return float(((own @ groups - other @ plain) ** 2).sum())
 
-    rounded, alone = as_floats(Int8Weights(True, 7, "learned")), replace(grams["each"], cross=None)
+    rounded, alone = Int8Weights(True, 7, "learned").round_convolution, replace(grams["each"], cross=None)
     assert left(rounded(given["b"], grams["each"])) < 0.9 * left(rounded(given["b"], alone))
 
 
@@ -323,7 +323,7 @@ def test_heads_that_read_one_tensor_are_learned_each(
         proto.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4, 6, 6]))
     onnx.save(proto, tmp_path / "heads.onnx")
     _, convolutions = layers_to_learn(tmp_path / "heads.onnx")
-    settings, rounded = SessionSettings.reference(1), as_floats(Int8Weights(True, 7, "learned"))
+    settings, rounded = SessionSettings.reference(1), Int8Weights(True, 7, "learned").round_convolution
     options: dict[str, Any] = {"max_memory_mb": 100}
     found = collect_in_order(tmp_path / "heads.onnx", convolutions, [network[1]], rounded, settings, **options)
     np.testing.assert_allclose(found["left"].matrix, found["right"].matrix, rtol=1e-6)
@@ -333,7 +333,7 @@ def test_heads_that_read_one_tensor_are_learned_each(
 def test_a_convolution_left_in_float_changes_no_input(network: tuple[Path, dict[str, NDArray[np.float32]]]) -> None:
     _, convolutions = layers_to_learn(network[0])
     options: dict[str, Any] = {"max_memory_mb": 100}
-    settings, rounded = SessionSettings.reference(1), as_floats(Int8Weights(True, 7, "learned"))
+    settings, rounded = SessionSettings.reference(1), Int8Weights(True, 7, "learned").round_convolution
     only = {"each": convolutions["each"]}
     grams = collect_in_order(network[0], only, [network[1]], rounded, settings, **options)
     np.testing.assert_allclose(grams["each"].matrix, grams["each"].cross, rtol=1e-12)
