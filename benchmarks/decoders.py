@@ -1,7 +1,7 @@
 """quantgate's choice of a decoder beside what its users would run instead: perplexity, tokens a second, memory and size.
 
     python benchmarks/decoders.py             # about 2 hours, 8 GB, on a machine that does nothing else; --again times anew
-    python benchmarks/decoders.py --losses    # what more recipes lose, in half an hour on any machine: `decoders_losses.json`
+    python benchmarks/decoders.py --losses    # what more recipes lose, in half an hour: `decoders_losses.json`
     python benchmarks/decoders.py --rough     # each path on few windows in minutes: the figures are worth nothing
 
 SmolLM2-135M-Instruct on Wikipedia articles. Its weights were stored in 4 bits: the gains of its norms are folded into them
@@ -35,7 +35,7 @@ PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
 FAILED_LAUNCHES = 2
 # Of a rough run.
 FEW_WINDOWS, SHORT_ANSWER, ROUGH_CANDIDATES = 8, 8, ("int8-g32-rtn@ort-genai",)
-# Recipes whose loss alone is measured: each method beside the same without it.
+# Recipes of `--losses`: each method beside the same without it, and timed in turn with it.
 COMPARED = (
     *("int8-dynamic-pc", "int8-dynamic-pc-smooth", "int8-dynamic-pc-rot"),
     *("int8-g32-rtn", "int8-g32-rtn+kv4", "int8-g64-rtn", "int8-g64-rtn-rot"),
@@ -117,7 +117,8 @@ def _losses(plan: Plan) -> None:
     from validators.job.candidate_name import decode
 
     bench = open_bench(_job(plan, PROMPTS[0]))
-    rows = {}
+    rows: dict[str, Any] = {}
+    made_of: dict[str, Variant] = {}
     for recipe in COMPARED:
         made, _ = variant_from_store(bench.run, decode(f"{recipe}@ort-genai"))
         if made.variant is None:
@@ -125,6 +126,10 @@ def _losses(plan: Plan) -> None:
         else:
             (judged,) = judge_rivals(bench, (accuracy_trial(bench, made.variant),))
             rows[recipe] = {"drop": interval(judged.drop), "size_mb": made.variant.size_bytes / 1e6}
+            made_of[recipe] = made.variant
+            plain = made_of.get(recipe.removesuffix("-rot").removesuffix("-smooth"), made.variant)
+            if plain is not made.variant:
+                rows[recipe]["speed_beside_plain"] = interval(bench.in_turn(plain, made.variant).speedup)
         print(recipe, rows[recipe], flush=True)
         save("decoders_losses", {"windows": WINDOWS, "perplexity": bench.baseline.value, "rows": rows})
 

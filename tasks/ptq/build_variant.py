@@ -25,7 +25,7 @@ from tasks.ptq.eight_bit.placement import EXPLICIT, PairRules
 from tasks.ptq.eight_bit.qdq import QdqReport, quantize_qdq
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.tied import untie
-from tasks.ptq.forms import count_reasons, weight_changes
+from tasks.ptq.forms import Remember, count_reasons, make_now, weight_changes
 from tasks.ptq.graph.edits import custom_operators, scratch
 from tasks.ptq.graph.equal_floats import refuse_unequal
 from tasks.ptq.graph.upgrade import OPSET, convert_opset
@@ -62,7 +62,7 @@ class Materials:
     `program` is its exported PyTorch program, if it was one; a compiler tunes code for `threads`. `slow_parts` returns the
     products that an INT8 candidate makes slower. `companions` are the files beside a decoder's graph: its configuration and
     tokenizer. `cache_ranges` are those of its caches in so many bits. `pairs` are the rules of the candidate's engine for Q/DQ
-    pairs. `given` is the file of a candidate that another tool made of `source`.
+    pairs. `given` is the file of a candidate that another tool made of `source`. `remember` keeps rounded weights of a graph.
     """
 
     prepared: Callable[[], Path]
@@ -85,6 +85,7 @@ class Materials:
     rotated: Callable[[], Path] | None = None
     parts: Callable[[Candidate], tuple[Part, ...]] = lambda _candidate: ()
     memory_mb: Callable[[], float] = lambda: math.inf
+    remember: Callable[[Path], Remember] = lambda _float_model: make_now
 
 
 def fused_float_form(_candidate: Candidate, materials: Materials, path: Path) -> dict[str, int]:
@@ -208,6 +209,7 @@ def quantize_int8(
         weights=weights,
         keep_float=keep_float,
         grams=grams,
+        remember=materials.remember(model),
     )
     if not materials.pairs.rest_at_run_time:
         return report
@@ -346,7 +348,9 @@ def weights_form(candidate: Candidate, materials: Materials, path: Path) -> dict
         batch, method = materials.batches()[0], candidate.weight_method
         refuse_unequal(float_model, scaled, batch, materials.libraries, f"the scaling of {method}", "another method")
 
-    report = quantize_weights(float_model, path, weights, grams=grams, check=check)
+    report = quantize_weights(
+        float_model, path, weights, grams=grams, check=check, remember=materials.remember(float_model)
+    )
     copies = untie(path) if materials.pairs.untied else 0
     stored = {"constants stored twice, for the embedding and for the head": copies} if copies else {}
     return weight_changes(report, LEFT) | stored

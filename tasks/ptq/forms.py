@@ -1,11 +1,23 @@
-"""Shared code of the forms for all targets: counts of changes."""
+"""Shared code of the forms for all targets: counts of changes, and rounded weights that are kept."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tasks.ptq.weight_only.sites import WeightOnlyReport
+
+# Returns the arrays of a rounded weight by a key, JSON-like values that tell weights and settings of one float graph apart:
+# those of an earlier call, so that a pass that was cut off goes on, or those that the function makes now.
+Remember = Callable[[tuple[Any, ...], Callable[[], Sequence[NDArray[Any]]]], Sequence[NDArray[Any]]]
+
+
+def make_now(_key: tuple[Any, ...], make: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
+    """Return the arrays of a rounded weight that is not kept."""
+    return make()
 
 
 def count_reasons(what: str, reasons: Iterable[str]) -> dict[str, int]:

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from tasks.engines.catalog import code_of_engine, find_target
 from tasks.engines.engine import ProfileCosts
@@ -34,6 +36,7 @@ from tasks.ptq.calibrate.pass_batches import few_samples, pass_batch_size, pass_
 from tasks.ptq.eight_bit.qdq import QdqReport
 from tasks.ptq.eight_bit.smooth import SmoothedGraph
 from tasks.ptq.eight_bit.smoothed_graph import make_smoothed
+from tasks.ptq.forms import Remember
 from tasks.ptq.graph.edits import initializers, scratch
 from tasks.ptq.graph.prepare import make_fused, make_prepared
 from tasks.ptq.graph.rotate import make_rotated
@@ -82,6 +85,13 @@ class _Noise:
     """Noise of quantizing some nodes, over the power of the output: a step of a ranking, which may be cut off."""
 
     power: float
+
+
+@dataclass(frozen=True)
+class _RoundedWeight:
+    """Archive of a rounded weight: a step of a candidate, which may be cut off, and of others with the same form."""
+
+    file: Path
 
 
 @dataclass(frozen=True)
@@ -274,6 +284,15 @@ def materials_of(run: LoadedRun) -> Materials:
                 LAST_GRAMS[key] = found
             return LAST_GRAMS[key]
 
+    def remember(float_model: Path) -> Remember:
+        def rounded(key: tuple[Any, ...], make: Callable[[], Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
+            inputs = (float_model, calibration.file.digest, fixed_batch, *key)
+            product = Product("rounded-weight", inputs, _RoundedWeight, partial(_make_rounded_weight, make))
+            with np.load(run.store.make(product)[0].file) as archive:
+                return list(archive.values())
+
+        return rounded
+
     def cache_ranges(bits: CacheBits) -> Path:
         make = partial(make_cache_ranges, prepared, calibration, threads, fixed_batch, bits)
         inputs = (prepared_file, calibration.file.digest, fixed_batch, bits)
@@ -298,6 +317,7 @@ def materials_of(run: LoadedRun) -> Materials:
         rotated=lambda: run.store.make(rotated_graph)[0],
         parts=parts,
         memory_mb=room_mb,
+        remember=remember,
     )
     return materials
 
@@ -372,6 +392,11 @@ def _make_noise(measure: Callable[[], float], _folder: Path) -> _Noise:
     return _Noise(measure())
 
 
+def _make_rounded_weight(make: Callable[[], Sequence[NDArray[Any]]], folder: Path) -> _RoundedWeight:
+    np.savez(folder / "weight.npz", *make())
+    return _RoundedWeight(folder / "weight.npz")
+
+
 def _quantize(candidate: Candidate, materials: Materials) -> Callable[[Path, Collection[str], Path], Collection[str]]:
     """Return a function that quantizes a model as the candidate asks, but for some nodes."""
     return lambda model, keep_float, path: quantize_without(candidate, materials, model, path, keep_float)
@@ -420,9 +445,11 @@ def _make_forms(run: LoadedRun, materials: Materials, candidate: Candidate, unit
 def _scaled(part: Part, noise: float, error: float) -> Part:
     """Return a part with the noise of its forms in the output, where that of some error in its own form is `noise`.
 
-    A weight without any error, such as zeros, has no noise in any form.
+    A form without any error has no noise. Where a weight lies on the grid of its own form, so that nothing was measured, the
+    noise of forms with an error is unknown, and counts as infinite.
     """
-    forms = (replace(form, noise=form.noise / error * noise if form.noise else 0.0) for form in part.forms)
+    factor = noise / error if error else math.inf
+    forms = (replace(form, noise=form.noise * factor if form.noise else 0.0) for form in part.forms)
     return replace(part, forms=tuple(forms))
 
 

@@ -15,7 +15,7 @@ from tasks.ptq.build_variant import Materials, in_new_operators
 from tasks.ptq.calibrate.calibration import read_ranges
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.float.fp16 import convert_to_float16
-from tasks.ptq.forms import count_reasons, weight_changes
+from tasks.ptq.forms import Remember, count_reasons, make_now, weight_changes
 from tasks.ptq.graph.edits import scratch
 from tasks.ptq.weight_only.matmul_nbits import BlockWeights, quantize_weights
 from validators.job.candidate_name import Candidate
@@ -34,7 +34,12 @@ def cuda_form(candidate: Candidate, materials: Materials, path: Path) -> dict[st
     prepared = materials.prepared()
     with in_new_operators(prepared, materials) as graph:
         return make_form(
-            candidate, graph, materials.statistics(False), lambda: materials.grams(candidate, prepared), path
+            candidate,
+            graph,
+            materials.statistics(False),
+            lambda: materials.grams(candidate, prepared),
+            path,
+            materials.remember(prepared),
         )
 
 
@@ -44,10 +49,12 @@ def make_form(
     statistics: Path,
     grams: Callable[[], Mapping[str, Gram]],
     path: Path,
+    remember: Remember = make_now,
 ) -> dict[str, int]:
     """Write the candidate's form of a float graph to `path`; return what was changed.
 
-    `statistics` are what calibration saw of the graph's activations; `grams` gives Gram matrices, if the method reads any.
+    `statistics` are what calibration saw of the graph's activations; `grams` gives Gram matrices, if the method reads any,
+    and `remember` keeps the rounded weights.
 
     Raises:
         CandidateRefused: the model does not allow it, or the result is not valid.
@@ -61,7 +68,6 @@ def make_form(
         method, block_size = candidate.rounding.word, candidate.block_size or BLOCK_SIZES[-1]
         # The kernel has no other arithmetic than that of the activations.
         weights = BlockWeights(method, block_size, not candidate.asymmetric, accuracy_level=0)
-        report = quantize_weights(
-            base, path, weights, grams=half.with_carried(grams()) if candidate.rounding.needs_grams else None
-        )
+        seen = half.with_carried(grams()) if candidate.rounding.needs_grams else None
+        report = quantize_weights(base, path, weights, grams=seen, remember=remember)
     return changes | weight_changes(report, "MatMul left in float")

@@ -7,7 +7,8 @@ module rewrites the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from tasks.ptq.eight_bit.qdq_checks import (
     refuse_model,
     weight_type,
 )
+from tasks.ptq.forms import Remember, make_now
 from tasks.ptq.graph.edits import (
     WEIGHT_INPUT,
     Names,
@@ -72,13 +74,14 @@ def quantize_qdq(
     weights: Int8Weights,
     keep_float: Collection[str] = (),
     grams: Callable[[Collection[str]], Mapping[str, Gram]] | None = None,
+    remember: Remember = make_now,
 ) -> QdqReport:
     """Write a Q/DQ form of a float model by the rules of an engine.
 
     `ranges` maps activations to (low, high); with None, for engines with `rules.place_weights`, they stay in float and weights
     alone are stored in INT8. `keep_float` names nodes to leave unchanged. Weights are symmetric INT8; with `e4m3` weights and
     activations are FP8, with scales of amax / 448. `grams` returns the Gram matrices of what the quantized nodes read, by the
-    names of the nodes, for methods of rounding that need them (`layers_to_learn`).
+    names of the nodes, for methods of rounding that need them (`layers_to_learn`); `remember` keeps products' weights.
 
     Raises:
         CandidateRefused: `unsupported`: the model is quantized already, has no node to quantize, or the rules do not
@@ -101,7 +104,7 @@ def quantize_qdq(
         refuse("unsupported", found, "a weighted node with calibrated ranges", "check the export and the calibration")
     view = GraphView(proto.graph)
     seen = grams(plan.nodes) if grams else {}
-    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view), seen).rewrite()
+    _Rewriter(view, plan, ranges or {}, rules, activation, weights, types, weight_type(view), seen, remember).rewrite()
     save_model(proto, variant, shares=variant.parent == model.parent)
     check_variant(variant, interface)
     return QdqReport(plan.nodes, plan.left)
@@ -132,6 +135,7 @@ class _Rewriter:
     types: Mapping[str, int]
     default_type: int
     grams: Mapping[str, Gram]
+    remember: Remember
     affine: dict[str, Affine] = field(default_factory=dict)
     first: list[onnx.NodeProto] = field(default_factory=list)
     stored: dict[str, list[_Stored]] = field(default_factory=dict)
@@ -213,7 +217,14 @@ class _Rewriter:
             scales = fit_e4m3_weight(values, axis)
             stored = store_e4m3(values, scales, axis)
         else:
-            stored, scales = self.weights.quantize(values, axis, smallest=smallest, gram=self.grams.get(node.name))
+            gram = self.grams.get(node.name)
+            quantize = partial(self.weights.quantize, values, axis, smallest=smallest, gram=gram)
+            if gram is None or gram.cross is not None:
+                # What a convolution reads in order depends on the layers that are rounded before it.
+                stored, scales = quantize()
+            else:
+                told = *astuple(self.weights), self.rules.int32_bias, smallest.tolist()
+                stored, scales = self.remember((node.name, *told), quantize)
         node.input[1] = self._dequantize(weight.name, stored, scales, np.zeros(scales.shape, stored.dtype), axis)
         if bias is not None:
             total = np.asarray(self.parameters(node.input[0]).scale * scales, scales.dtype)

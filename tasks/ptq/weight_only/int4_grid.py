@@ -158,8 +158,13 @@ class Packed:
 
     codes: Codes
     scales: NDArray[Any]
-    zero_points: NDArray[Any] | None
+    zero_points: NDArray[Any] | None = None
     bits: int = 4
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """The constants in the order of the node's inputs."""
+        return [one for one in (self.codes, self.scales, self.zero_points) if one is not None]
 
 
 def pack(weight: QuantizedWeight, dtype: DTypeLike) -> Packed:
@@ -198,7 +203,7 @@ def round_to_bytes(weight: NDArray[Any], *, block_size: int, dtype: DTypeLike) -
         found = np.clip(np.rint(blocks / steps[:, None]), -LARGEST_BYTE, LARGEST_BYTE)
         codes.append((found + MIDDLE_BYTE).astype(np.uint8).transpose(2, 0, 1))
         scales.append(steps.astype(dtype).T.reshape(-1))
-    return Packed(np.ascontiguousarray(np.concatenate(codes)), np.concatenate(scales), None, bits=8)
+    return Packed(np.ascontiguousarray(np.concatenate(codes)), np.concatenate(scales), bits=8)
 
 
 def _storable(scales: Floats, dtype: DTypeLike) -> Floats:

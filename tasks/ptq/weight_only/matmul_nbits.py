@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from onnx.helper import make_node
 
 from tasks.ptq.calibrate.grams import Gram
 from tasks.ptq.eight_bit.tied import EmbeddingTable, TableBits, find_tables, product_of, quantize_table, retie
+from tasks.ptq.forms import Remember, make_now
 from tasks.ptq.graph.edits import (
     Names,
     drop_unused_initializers,
@@ -29,13 +31,13 @@ from tasks.ptq.graph.edits import (
     scratch,
 )
 from tasks.ptq.weight_only.awq import Scaling, gram_of, scale_channels, weight_of
-from tasks.ptq.weight_only.int4_grid import Floats, Packed, QuantizedWeight, pack, round_to_bytes
+from tasks.ptq.weight_only.int4_grid import Floats, Packed, pack, round_to_bytes
 from tasks.ptq.weight_only.roundings import BLOCKS
 from tasks.ptq.weight_only.sites import Key, Site, SitePlan, WeightOnlyReport, find_sites, replace_nodes
 from validators.errors import CandidateRefused
 from validators.graph.stored import load_model, save_model, spilling
 from validators.job.candidate_name import BLOCK_SIZES
-from validators.job.methods import ROUNDINGS, VALUES_ALONE, Rounding
+from validators.job.methods import NEAREST, ROUNDINGS, VALUES_ALONE, Rounding
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,14 @@ def quantize_weights(
     grams: Mapping[str, Gram] | None = None,
     exclude: Collection[str] = (),
     check: Callable[[Path], None] | None = None,
+    remember: Remember = make_now,
 ) -> WeightOnlyReport:
     """Write a variant whose MatMul and Gemm nodes with a constant weight read it from blocks of INT4 or INT8.
 
     `exclude` names nodes that stay in float (a Gemm by its own name). `grams` holds the Gram matrices of the activations that
-    `tensors_to_collect` returns. `check` compares the float graph whose channels a method has scaled with `model`. A weight
-    that several nodes read is quantized once, for all their inputs together. A weight with other readers also keeps its float
-    form, unless it is a tied embedding.
+    `tensors_to_collect` returns. `check` compares the float graph whose channels a method has scaled with `model`. `remember`
+    keeps each weight that is not rounded to nearest. A weight that several nodes read is quantized once, for all their inputs
+    together. A weight with other readers also keeps its float form, unless it is a tied embedding.
 
     Raises:
         CandidateRefused: `unsupported`: no node can be quantized, or the settings exclude each other; `invalid`: the model
@@ -127,7 +130,8 @@ def quantize_weights(
         new |= quantize_table(proto.graph, table, names, form.bits, form.block_size, weights.accuracy_level)
         if not table.sites:
             looked_up |= dict.fromkeys(table.gathers, form.bits)
-    bits = _replace(proto, sites, seen, scaling, weights, new, names)
+    stored = _store_all(proto.graph, sites, seen, scaling, weights, names, remember)
+    _replace(proto, sites, stored, scaling, weights, new, names)
     if interface_of(proto.graph) != before:
         raise _invalid(
             "other inputs or outputs after the pass", "the same as before", "report it with the source model"
@@ -137,7 +141,7 @@ def quantize_weights(
     counts = list(scaling.placed.values())
     tied = tuple(table.constant for table in tables if table.sites)
     return WeightOnlyReport(
-        {site.node.name: bits[site.key] for site in sites},
+        {site.node.name: stored[site.key].form.bits for site in sites},
         plan.skipped.left,
         plan.skipped.gemm_split,
         counts.count("folded"),
@@ -239,17 +243,18 @@ def grams_of(sites: Sequence[Site], grams: Mapping[str, Gram]) -> dict[str, Gram
 
 def _in_int4(
     weight: NDArray[Any], gram: Floats | None, factors: Floats | None, settings: BlockWeights
-) -> QuantizedWeight:
-    """Quantize a weight `[K, N]`, its rows first divided by the factors that its activation is multiplied by, if any."""
+) -> list[NDArray[Any]]:
+    """Return the packed arrays of a weight `[K, N]`, its rows first divided by the factors of its activation, if any."""
     size, dtype = settings.block_size, weight.dtype
     if factors is not None and gram is not None:
         weight, gram = weight / factors[:, None], gram * np.outer(factors, factors)
     try:
-        return BLOCKS[settings.method](weight, gram, block_size=size, symmetric=settings.symmetric, dtype=dtype)
+        rounded = BLOCKS[settings.method](weight, gram, block_size=size, symmetric=settings.symmetric, dtype=dtype)
     except np.linalg.LinAlgError as error:
         raise _invalid(
             f"a Gram matrix without an inverse: {error}", "sums over finite activations", "collect it again"
         ) from error
+    return pack(rounded, dtype).arrays
 
 
 @dataclass(frozen=True)
@@ -268,8 +273,11 @@ def _store_all(
     scaling: Scaling,
     settings: BlockWeights,
     names: Names,
+    remember: Remember,
 ) -> dict[Key, _InBlocks]:
     """Add each weight in blocks to the constants."""
+    if settings.rounding is NEAREST:
+        remember = make_now
     constants = initializers(graph)
     own = BlockForm(settings.bits, settings.block_size)
     first = {site.key: site for site in reversed(sites)}
@@ -281,7 +289,10 @@ def _store_all(
         else:
             gram = gram_of(key, sites, seen).matrix if seen else None
             of_this = replace(settings, block_size=form.block_size)
-            packed = pack(_in_int4(weight, gram, scaling.factors.get(first[key].activation), of_this), weight.dtype)
+            make = partial(_in_int4, weight, gram, scaling.factors.get(first[key].activation), of_this)
+            told = settings.method, settings.symmetric, form.name, weight.dtype.str
+            codes, scales, *zeros = remember((first[key].node.name, *told), make)
+            packed = Packed(codes, scales, zeros[0] if zeros else None)
         stored[key] = _InBlocks(form, packed.scales.dtype, _add_weight(graph, first[key], packed, names))
     return stored
 
@@ -289,18 +300,17 @@ def _store_all(
 def _replace(
     proto: onnx.ModelProto,
     sites: Sequence[Site],
-    seen: Mapping[str, Gram],
+    stored: Mapping[Key, _InBlocks],
     scaling: Scaling,
     settings: BlockWeights,
     new: dict[str, list[onnx.NodeProto]],
     names: Names,
-) -> dict[Key, int]:
+) -> None:
     """Replace the sites by MatMulNBits, add a Mul where factors must be inserted, and drop unread nodes and constants.
 
-    Return the bits of each weight. `new` maps the names of other replaced nodes to their replacements.
+    `new` maps the names of other replaced nodes to their replacements.
     """
     graph = proto.graph
-    stored = _store_all(graph, sites, seen, scaling, settings, names)
     scaled: dict[str, str] = {}
     for site in sites:
         activation, made = site.activation, []
@@ -317,13 +327,10 @@ def _replace(
         ]
     replace_nodes(graph, [made for node in graph.node for made in new.get(node.name, [node])])
     import_runtime_operators(proto)
-    return {key: one.form.bits for key, one in stored.items()}
 
 
 def _add_weight(graph: onnx.GraphProto, site: Site, packed: Packed, names: Names) -> list[str]:
     """Add the constants of a weight; return their names in the order of the node's inputs."""
     stem = site.constant + ("_transposed" if site.transposed else "")
-    named = {f"Q{packed.bits}": packed.codes, "scales": packed.scales}
-    if packed.zero_points is not None:
-        named["zero_points"] = packed.zero_points
-    return [names.store(graph, f"{stem}_{part}", array) for part, array in named.items()]
+    parts = zip((f"Q{packed.bits}", "scales", "zero_points"), packed.arrays, strict=False)
+    return [names.store(graph, f"{stem}_{part}", array) for part, array in parts]

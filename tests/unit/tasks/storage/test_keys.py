@@ -17,8 +17,10 @@ from runs import run_in
 from tasks.engines.tensorrt import engine as tensorrt
 from tasks.evidence.resolve_source import _from_file
 from tasks.measure.inventory import take_inventory
+from tasks.ptq.eight_bit import int8_weights
 from tasks.ptq.search import find_frontier
 from tasks.ptq.slow_parts import SlowParts
+from tasks.ptq.weight_only import matmul_nbits
 from tasks.run.loaded_run import LoadedRun, with_inputs
 from tasks.storage.store import Store
 from tasks.trials import materials
@@ -265,6 +267,53 @@ def test_a_ranking_that_was_cut_off_goes_on(shop: Shop, monkeypatch: pytest.Monk
     assert (shop.count("noise"), shop.count("ranking")) == (1, 0)
     parts = materials.materials_of(shop.run()).parts(decode(PLAIN))
     assert len(parts) > 1 and len(measured) == 1 + len(parts) and shop.count("noise") == len(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "rounds"),
+    [
+        ("int4-g16-learned@ort-cpu", matmul_nbits, "_in_int4"),
+        ("int8-static-minmax-pc-learned@ort-cpu", int8_weights, "descend"),
+    ],
+)
+def test_a_rounding_that_was_cut_off_goes_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, module: Any, rounds: str
+) -> None:
+    """The third weight is never rounded the first time; the first two are not rounded again, and the file is the same."""
+    rounded: list[int] = []
+    rounding = getattr(module, rounds)
+
+    def cut_off(*arguments: Any, **options: Any) -> Any:
+        rounded.append(len(rounded))
+        if len(rounded) == 3:
+            raise KeyboardInterrupt
+        return rounding(*arguments, **options)
+
+    monkeypatch.setattr(module, rounds, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        shop.variant(name)
+    assert (shop.count("rounded-weight"), shop.count("variant")) == (2, 0)
+    variant, _ = shop.variant(name)
+    assert len(rounded) == 4 and shop.count("rounded-weight") == 3
+    other = Shop(shop.tiny, shop.model, tmp_path / "other", shop.inventory).variant(name)[0]
+    assert len(rounded) == 7 and other.digest == variant.digest
+
+
+def test_candidates_share_the_weights_that_they_round_alike(shop: Shop) -> None:
+    """A search rounds only what it gives another form; another grid is another weight, and RTN is not kept."""
+    plain = "int4-g16-gptq@ort-cpu"
+    shop.variant(plain)
+    assert shop.count("rounded-weight") == 3
+    parts = materials.materials_of(shop.run()).parts(decode(plain))
+    point = next(point for point in find_frontier(parts) if 0 in point.assignment)
+    changed = [part.forms[form].name for part, form in zip(parts, point.assignment, strict=True) if form]
+    shop.variant(f"int4-g16-gptq-{point.level_db}db@ort-cpu")
+    assert shop.count("rounded-weight") == 3 + sum(form.startswith("int4") for form in changed)
+    before = shop.count("rounded-weight")
+    shop.variant("int4-g16-rtn@ort-cpu")
+    assert shop.count("rounded-weight") == before
+    shop.variant("int4-g16-gptq-asym@ort-cpu")
+    assert shop.count("rounded-weight") == before + 3
 
 
 def test_candidates_of_one_graph_share_a_pass_for_gram_matrices(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
