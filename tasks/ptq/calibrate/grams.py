@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,24 @@ def collect_grams(
         return {}
     settings = SessionSettings.reference(threads, libraries=libraries).without_spinning()
     shapes = _shapes(model, tensors, next(iter(batches())), settings)
-    try:
+    with refuse_full_disk(8e-6 * sum(channels**2 for channels in tensors.values())):
         return _in_stages(model, tensors, shapes, batches, settings, max_memory_mb)
+
+
+@contextmanager
+def refuse_full_disk(needed_mb: float) -> Iterator[None]:
+    """Refuse what the temporary folder has no room for; Gram matrices take `needed_mb` of it.
+
+    Raises:
+        CandidateRefused: `infrastructure`: an OSError was raised inside.
+    """
+    try:
+        yield
     except OSError as error:
-        size = 8e-6 * sum(channels**2 for channels in tensors.values())
         raise CandidateRefused(
             kind="infrastructure",
             found=f"{tempfile.gettempdir()}: {error.strerror}",
-            expected=f"{size:.0f} MB of disk for Gram matrices, and room for the activations between two stages",
+            expected=f"{needed_mb:.0f} MB of disk for Gram matrices, and room for the activations between two stages",
             fix="free disk space, or set TMPDIR to a folder with more of it",
         ) from error
 
@@ -170,7 +181,7 @@ class _Sum:
 
     def __init__(self, tensor: str, channels: int) -> None:
         self._name = tensor
-        self._gram = Gram(_in_file((channels, channels)), np.zeros(channels), 0)
+        self._gram = Gram(zeros_in_file((channels, channels)), np.zeros(channels), 0)
         self._absolute = np.zeros(channels)
 
     def add(self, values: NDArray[Any]) -> None:
@@ -199,7 +210,7 @@ class _Sum:
         return found
 
 
-def _in_file(shape: tuple[int, ...]) -> Floats:
+def zeros_in_file(shape: tuple[int, ...]) -> Floats:
     """Return a float64 array of zeros in an unnamed temporary file."""
     with tempfile.TemporaryFile(prefix="quantgate-gram-") as file:
         # Reserve the space: a process ends when it touches a mapped page that the disk has no room for.

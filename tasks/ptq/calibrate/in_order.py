@@ -9,6 +9,7 @@ nearest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tasks.ptq.calibrate.grams import Gram, refuse_too_large
+from tasks.ptq.calibrate.grams import Gram, refuse_full_disk, refuse_too_large, zeros_in_file
 from tasks.ptq.calibrate.patches import MOST_PATCHES, Patches
 from tasks.ptq.calibrate.staged import StagedRun
 from tasks.ptq.graph.edits import initializers, name_nodes, scratch
@@ -45,14 +46,16 @@ def collect_in_order(
 
     Raises:
         CandidateRefused: `invalid`: the runtime does not run the model, or a value is not finite; `unsupported`: a convolution
-            takes more than `max_memory_mb` (1e6 bytes; the session does not count).
+            takes more than `max_memory_mb` (1e6 bytes; the session does not count); `infrastructure`: the temporary folder is
+            full.
     """
     before, after = (onnx.load(model, load_external_data=False) for _ in range(2))
     for proto in (before, after):
         name_nodes(proto.graph)
     weights, constants = initializers(before.graph), initializers(after.graph)
     found = {}
-    with scratch() as first, scratch() as second:
+    size = sum(16e-6 * one.groups * one.channels**2 for one in layers.values())
+    with refuse_full_disk(size), scratch() as first, scratch() as second:
         # What a run needs for their outputs includes what they read, until it is past them.
         ends = [node.output[0] for node in after.graph.node if node.name in layers]
         seen = StagedRun(before, model, ends, batches, first, settings)
@@ -75,13 +78,13 @@ def collect_in_order(
 def _gram(node: str, patches: Patches, read: Any, max_memory_mb: float) -> Gram:
     """Return the Gram matrix over pairs of batches: what the node reads after rounded weights, and in the float model."""
     shape = patches.groups, patches.channels, patches.channels
-    matrix, cross = np.zeros(shape), np.zeros(shape)
+    # Both matrices with their products, the solution of a linear system, and a sample's patches as float32 and float64.
+    needed = 48.0 * math.prod(shape) + 24.0 * MOST_PATCHES * math.prod(shape[:2])
+    refuse_too_large(needed, f"the convolution {node!r}", max_memory_mb)
+    matrix, cross = zeros_in_file((2, *shape))
     absolute, rows = np.zeros(shape[:2]), 0
-    for own, other in read:
-        # Both with their products, the solution of a linear system, and a batch of patches as float32 and float64.
-        batch = 24.0 * len(own) * MOST_PATCHES * patches.groups * patches.channels
-        refuse_too_large(6 * matrix.nbytes + batch, f"the convolution {node!r}", max_memory_mb)
-        own, other = (patches.rows(values).astype(np.float64) for values in (own, other))
+    for own, other in (pair for both in read for pair in zip(*both, strict=True)):
+        own, other = (patches.rows(values[None]).astype(np.float64) for values in (own, other))
         matrix += own.transpose(0, 2, 1) @ own
         cross += own.transpose(0, 2, 1) @ other
         absolute += np.abs(own).sum(axis=1)

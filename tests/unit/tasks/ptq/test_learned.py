@@ -330,15 +330,25 @@ def test_heads_that_read_one_tensor_are_learned_each(
     assert list(found) == ["first", "each", "left", "right"]
 
 
-def test_a_convolution_left_in_float_changes_no_input(network: tuple[Path, dict[str, NDArray[np.float32]]]) -> None:
+def test_a_convolution_left_in_float_changes_no_input(
+    network: tuple[Path, dict[str, NDArray[np.float32]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, convolutions = layers_to_learn(network[0])
     options: dict[str, Any] = {"max_memory_mb": 100}
     settings, rounded = SessionSettings.reference(1), Int8Weights(True, 7, "learned").round_convolution
     only = {"each": convolutions["each"]}
     grams = collect_in_order(network[0], only, [network[1]], rounded, settings, **options)
     np.testing.assert_allclose(grams["each"].matrix, grams["each"].cross, rtol=1e-12)
+    each, matrix = convolutions["each"], grams["each"].matrix
+    # The patches of one sample are held at once, not those of a batch.
+    needed = (6 * matrix.nbytes + 24 * MOST_PATCHES * each.groups * each.channels) / 1e6
+    collect_in_order(network[0], only, [network[1]], rounded, settings, max_memory_mb=needed)
     with pytest.raises(CandidateRefused, match="MB for the Gram matrix of the convolution 'each'"):
-        collect_in_order(network[0], only, [network[1]], rounded, settings, max_memory_mb=0.01)
+        collect_in_order(network[0], only, [network[1]], rounded, settings, max_memory_mb=needed * 0.99)
+    assert isinstance(matrix.base, np.memmap)
     wild = {"x": np.full_like(network[1]["x"], np.inf)}
     with pytest.raises(CandidateRefused, match="NaN or Inf among the values of 'each'"):
         collect_in_order(network[0], only, [wild], rounded, settings, **options)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CandidateRefused, match="TMPDIR"):
+        collect_in_order(network[0], only, [network[1]], rounded, settings, **options)
