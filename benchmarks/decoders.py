@@ -1,7 +1,7 @@
 """quantgate's choice of a decoder beside what its users would run instead: perplexity, tokens a second, memory and size.
 
     python benchmarks/decoders.py             # about 2 hours, 8 GB, on a machine that does nothing else; --again times anew
-    python benchmarks/decoders.py --losses    # what more recipes lose, in half an hour: `decoders_losses.json`
+    python benchmarks/decoders.py --losses    # what more recipes lose, in 40 minutes: `decoders_losses.json`
     python benchmarks/decoders.py --rough     # each path on few windows in minutes: the figures are worth nothing
 
 SmolLM2-135M-Instruct on Wikipedia articles. Its weights were stored in 4 bits: the gains of its norms are folded into them
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from figures import save
+from figures import earlier, save
 from jobs import state_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 NAME, WINDOW, WINDOWS, CALIBRATION = "smollm2-135m", 256, 16, 64
 PROMPTS, ANSWER, LAUNCHES = (128, 512), 128, 4
+# Starts of a recipe and the same without its method, which differ by a few percent at most.
+PAIR_LAUNCHES = 12
 # Starts of a rival that fails the gate, whose speed decides nothing.
 FAILED_LAUNCHES = 2
 # Of a rough run.
@@ -61,6 +63,9 @@ def main(
     again: Annotated[bool, typer.Option(help="Forget earlier latencies.")] = False,
     rough: Annotated[bool, typer.Option(help="Few windows, short answers, one start, on a busy machine.")] = False,
     losses: Annotated[bool, typer.Option(help="Only what each recipe of a longer list loses.")] = False,
+    only: Annotated[
+        str, typer.Option(help="With --losses, recipes that start so; the figures of others are kept.")
+    ] = "",
 ) -> None:
     """Measure, and write `decoders.json`, or `decoders_losses.json`."""
     state = state_of("benchmark-decoders", again=again)
@@ -74,7 +79,7 @@ def main(
     from prefect import flow
 
     if losses:
-        flow(name="losses")(_losses)(plan)
+        flow(name="losses")(_losses)(plan, only)
         return
     shape = flow(name="decoders")(_shape)
     figures: dict[str, Any] = {"rough": rough}
@@ -109,17 +114,17 @@ def _register(state: Path) -> None:
     np.savez(state / "evaluation.npz", input_ids=pool.evaluation[:WINDOWS])
 
 
-def _losses(plan: Plan) -> None:
-    """Write the loss of each compared recipe after it is measured."""
+def _losses(plan: Plan, only: str) -> None:
+    """Write the loss of each compared recipe after it is measured, and its speed beside the same without the method."""
     from variants_compare import accuracy_trial, interval, judge_rivals, open_bench
 
     from tasks.trials.materials import variant_from_store
     from validators.job.candidate_name import decode
 
     bench = open_bench(_job(plan, PROMPTS[0]))
-    rows: dict[str, Any] = {}
+    rows: dict[str, Any] = earlier("decoders_losses").get("rows", {}) if only else {}
     made_of: dict[str, Variant] = {}
-    for recipe in COMPARED:
+    for recipe in (one for one in COMPARED if one.startswith(only)):
         made, _ = variant_from_store(bench.run, decode(f"{recipe}@ort-genai"))
         if made.variant is None:
             rows[recipe] = {"refused": made.refusal and made.refusal.reason}
@@ -129,7 +134,7 @@ def _losses(plan: Plan) -> None:
             made_of[recipe] = made.variant
             plain = made_of.get(recipe.removesuffix("-rot").removesuffix("-smooth"), made.variant)
             if plain is not made.variant:
-                rows[recipe]["speed_beside_plain"] = interval(bench.in_turn(plain, made.variant).speedup)
+                rows[recipe]["speed_beside_plain"] = interval(bench.in_turn(plain, made.variant, PAIR_LAUNCHES).speedup)
         print(recipe, rows[recipe], flush=True)
         save("decoders_losses", {"windows": WINDOWS, "perplexity": bench.baseline.value, "rows": rows})
 

@@ -36,7 +36,7 @@ BATCH_SIZE = 8
 OUTPUT_NUMBERS = 2**25
 
 # Returns a noise of nodes, by a call of the function unless it is known.
-Remember = Callable[[Collection[str], Callable[[], float]], float]
+RememberNoise = Callable[[Collection[str], Callable[[], float]], float]
 # From a float model, writes a variant in which the nodes with these names are left in float.
 Quantize = Callable[[Path, Collection[str], Path], object]
 
@@ -104,7 +104,7 @@ def rank_parts(
     settings: SessionSettings,
     *,
     fixed_batch: int | None = None,
-    remember: Remember = lambda _nodes, measure: measure(),
+    remember: RememberNoise = lambda _nodes, measure: measure(),
 ) -> tuple[Sensitivity, ...]:
     """Rank the parts by the noise of quantizing each alone, worst first, with their outlier ratios.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import compress
 
 from tasks.reporting import formats
 from tasks.reporting.tables import Cell, Column, ReportTable
@@ -21,10 +22,15 @@ COLUMNS = (
 
 
 def parts_table(recovery: Recovery, count: int = SHOWN_PARTS) -> ReportTable:
-    """Return the table of at most `count` of the noisiest parts; another form than the candidate's own is a pill."""
+    """Return the table of at most `count` of the noisiest parts, without columns that have no value in any row.
+
+    Another form than the candidate's own is a pill.
+    """
     shown = recovery.parts[:count]
     rows = [_row(rank, part) for rank, part in enumerate(shown, start=1)]
-    return ReportTable("parts", "the most sensitive parts", COLUMNS, rows, ["kept" * bool(part.form) for part in shown])
+    filled = [any(row[index] != formats.NO_VALUE for row in rows) for index in range(len(COLUMNS))]
+    columns, rows = list(compress(COLUMNS, filled)), [list(compress(row, filled)) for row in rows]
+    return ReportTable("parts", "the most sensitive parts", columns, rows, ["kept" * bool(part.form) for part in shown])
 
 
 def _row(rank: int, part: RankedPart) -> list[Cell | str]:

@@ -189,7 +189,8 @@ def materials_of(run: LoadedRun) -> Materials:
         "smoothed",
         (prepared_file, calibration.file.digest, seed),
         SmoothedGraph,
-        partial(make_smoothed, prepared, calibration, fixed_batch, seed, run.libraries),
+        # In a decoder a Mul before each product of the attention costs time; without it SmolLM2-135M lost no more.
+        partial(make_smoothed, prepared, calibration, fixed_batch, seed, run.libraries, not source.companions),
     )
 
     def smoothed() -> SmoothedGraph:
@@ -214,8 +215,8 @@ def materials_of(run: LoadedRun) -> Materials:
     def by_rules_of(candidate: Candidate) -> Materials:
         return replace(materials, pairs=find_target(candidate.target).pairs)
 
-    def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
-        inputs = (
+    def of_parts(candidate: Candidate) -> tuple[Any, ...]:
+        return (
             *_graph_inputs(run.source, run.inventory),
             candidate.name,
             calibration.file.digest,
@@ -224,24 +225,17 @@ def materials_of(run: LoadedRun) -> Materials:
             processor.isa,
             code_of_engine(candidate.target),
         )
+
+    def ranking(candidate: Candidate) -> tuple[Sensitivity, ...]:
+        inputs = of_parts(candidate)
         make = partial(_make_ranking, run, by_rules_of(candidate), candidate, inputs)
         return run.store.make(Product("ranking", inputs, _Ranking, make))[0].parts
 
     def parts(candidate: Candidate) -> tuple[Part, ...]:
         unit, point = cost_unit(run, candidate), run.job.measurement.points[0]
-        inputs = (
-            *_graph_inputs(run.source, run.inventory),
-            candidate.name,
-            calibration.file.digest,
-            evidence.output.name,
-            seed if candidate.is_seeded else None,
-            processor.isa,
-            unit,
-            # Costs in bytes are of the file alone.
-            None if unit == "bytes" else [evidence.evaluation.file.digest, asdict(point)],
-            run.inventory.device_key if unit == "µs" else None,
-            code_of_engine(candidate.target),
-        )
+        # Costs in bytes are of the file alone.
+        timed = (evidence.evaluation.file.digest, asdict(point), run.inventory.device_key) if unit == "µs" else ()
+        inputs = (*of_parts(candidate), unit, *timed)
         make = partial(_make_forms, run, by_rules_of(candidate), candidate, unit)
         return run.store.make(Product("forms", inputs, _Forms, make))[0].parts
 

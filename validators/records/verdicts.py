@@ -68,7 +68,7 @@ class SignOff(SignOffResult):
 
 @dataclass(frozen=True)
 class RankedPart:
-    """A part of the model, and what the output loses when it alone is quantized.
+    """A part of the model, and what the output loses when it alone is quantized, for a decoder as predicted from its weights.
 
     `noise` is the power of the output's error over that of the output, null where the output was not finite. Outlier ratios
     say how far the largest channel lies above the others, null for a part without weights or where that is not known.

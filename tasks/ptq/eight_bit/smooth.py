@@ -42,6 +42,7 @@ LARGEST_RAISE = 16
 
 Vector = NDArray[np.float64]
 Edit = tuple[onnx.NodeProto, int, NDArray[Any]]
+Way = Literal["folded", "multiplied", "left"]
 # A constant, as a node and its input, and how factors change it.
 Scaled = tuple[onnx.NodeProto, int, np.ufunc]
 
@@ -68,7 +69,7 @@ class Smoothing:
     """
 
     alpha: float | None
-    way: Literal["folded", "multiplied", "left"]
+    way: Way
     error_before: float
     error_after: float
 
@@ -124,13 +125,15 @@ def smooth(
     *,
     symmetric: bool,
     alphas: Sequence[float] = ALPHAS,
+    insert: bool = True,
 ) -> dict[str, Smoothing]:
     """Write an equivalent float model that is easier to quantize; return the result for each tensor in `seen`.
 
     All products that read a tensor share its factors. Each tensor gets the alpha with the least error of its products, with
     INT8 activations per tensor (`symmetric` or not) and weights per output channel, on rows not used to set the factors.
     Before depthwise convolutions all channels get one magnitude. A tensor is left unchanged unless the error falls by at
-    least `LEAST_GAIN`. Activation ranges must be calibrated again, since folded factors change them.
+    least `LEAST_GAIN`, and without `insert` where its division cannot be folded. Activation ranges must be calibrated again,
+    since folded factors change them.
     """
     proto = load_model(model)
     done = {}
@@ -144,10 +147,9 @@ def smooth(
         makers = {alpha: partial(smoothing_factors, weight_amax=weight_amax, alpha=alpha) for alpha in alphas}
         factors, result = _search(seen[tensor], weights, symmetric, makers)
         if result.alpha is not None:
-            folded = _apply(view, tensor, layers, factors)
-            result = Smoothing(
-                result.alpha, "folded" if folded else "multiplied", result.error_before, result.error_after
-            )
+            way = _apply(view, tensor, layers, factors, insert)
+            before = result.error_before
+            result = replace(result, way=way) if way != "left" else Smoothing(None, way, before, before)
         done[tensor] = result
     for tensor in depthwise_by_input(GraphView(proto.graph)):
         if tensor in seen:
@@ -322,18 +324,20 @@ def _equalize(
     return replace(result, way="folded")
 
 
-def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector) -> bool:
-    """Multiply the weights' rows and divide the tensor; return whether the division was folded into its producer."""
+def _apply(view: GraphView, tensor: str, layers: list[onnx.NodeProto], factors: Vector, insert: bool) -> Way:
+    """Multiply the weights' rows and divide the tensor, by its producer or, with `insert`, by a Mul; return what was done."""
     dtype = matrix_of(view, layers[0]).dtype
-    multiply_rows(view, layers, factors)
     # A Gemm may add the tensor to its own product, as input 2.
     is_divided = all(reader in layers and index == 0 for reader, index in view.readers[tensor])
     edits = _fold(view, tensor, factors) if is_divided else None
+    if edits is None and not insert:
+        return "left"
+    multiply_rows(view, layers, factors)
     for node, index, values in edits or []:
         set_constant(view.graph, node, index, values, values.dtype)
     if edits is None:
         _multiply(view, tensor, layers, (1 / factors).astype(dtype))
-    return edits is not None
+    return "multiplied" if edits is None else "folded"
 
 
 def multiply_rows(view: GraphView, layers: Iterable[onnx.NodeProto], factors: Vector) -> None:

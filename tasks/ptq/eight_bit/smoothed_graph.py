@@ -18,12 +18,13 @@ def make_smoothed(
     fixed_batch: int | None,
     seed: int,
     libraries: Libraries,
+    insert: bool,
     folder: Path,
 ) -> SmoothedGraph:
-    """Smooth the prepared graph by what some calibration samples make of its channels."""
+    """Smooth the prepared graph by what some calibration samples make of its channels; see `smooth`."""
     model, batches = prepared(), pass_batches(samples, fixed_batch)
     seen = read_channels(model, batches, seed=seed, libraries=libraries)
-    done = [one.way for one in smooth(model, folder / "smoothed.onnx", seen, symmetric=False).values()]
+    done = [one.way for one in smooth(model, folder / "smoothed.onnx", seen, symmetric=False, insert=insert).values()]
     refuse_unequal(
         model,
         folder / "smoothed.onnx",

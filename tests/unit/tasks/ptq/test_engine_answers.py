@@ -168,7 +168,7 @@ def test_a_pass_that_changes_the_function_is_refused_by_name(
         right = smooth.multiply_rows
         monkeypatch.setattr(smooth, "multiply_rows", lambda view, layers, factors: right(view, layers, factors**2))
         with pytest.raises(CandidateRefused, match="after smoothing"):
-            smoothed_graph.make_smoothed(lambda: wrong.prepared, wrong.samples, None, 0, (), tmp_path)
+            smoothed_graph.make_smoothed(lambda: wrong.prepared, wrong.samples, None, 0, (), True, tmp_path)
     else:
         fold = matmul_nbits.scale_channels
 

@@ -160,6 +160,10 @@ def test_no_division_is_folded_where_it_would_reach_others(tmp_path: Path, make:
     assert done["h"].way == "multiplied"
     found = run(tmp_path / "smooth.onnx", case.x, BASIC)
     np.testing.assert_allclose(found, case.values["y"], rtol=1e-4, atol=1e-4 * np.abs(case.values["y"]).max())
+    left = smooth(case.path, tmp_path / "left.onnx", seen, symmetric=False, insert=False)["h"]
+    assert (left.way, left.alpha) == ("left", None) and left.error_after == left.error_before == done["h"].error_before
+    given, unchanged = (onnx.load(path).graph for path in (case.path, tmp_path / "left.onnx"))
+    assert list(given.node) == list(unchanged.node) and list(given.initializer) == list(unchanged.initializer)
 
 
 def test_factors_are_those_of_the_paper() -> None:

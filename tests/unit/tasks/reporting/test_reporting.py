@@ -329,6 +329,12 @@ def test_markdown_artifact_and_terminal_hold_the_same_table() -> None:
     told = [line for line in recovered[recovered.index("Forms of the parts") :].splitlines() if line.startswith("|")]
     assert len(told) == 2 + 5 and {len(re.findall(r"(?<!\\)\|", line)) for line in told} == {len(parts.COLUMNS) + 1}
     assert [("in float" in line) for line in told[2:]] == [True, True, True, False, False]
+    recovery = RECOVERED.recovery
+    assert recovery is not None
+    bare = tuple(replace(part, weight_outlier_ratio=None, cost_us=None) for part in recovery.parts)
+    table = parts.parts_table(replace(recovery, parts=bare))
+    assert table.headings == ("Rank", "Part", "Noise dB", "Activation outlier ratio")
+    assert {len(row) for row in table.rows} == {4}
     assert "Forms of the parts" not in markdown.verdict_markdown(RESULT)
     terminal = markdown.terminal_rows(result)
     assert {len(row) for row in terminal} == {11 - 2}
