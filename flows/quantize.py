@@ -12,6 +12,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
+from threadpoolctl import threadpool_limits
 
 from tasks.champion.ask_approval import check_approval, sign_off
 from tasks.champion.bundle.statement import signer_here
@@ -22,6 +23,7 @@ from tasks.evidence.judge_calibration import judge_calibration_data
 from tasks.evidence.load_data import load_data
 from tasks.evidence.resolve_source import resolve_source
 from tasks.evidence.suggest_calibration import Suggestion, suggest_calibration_data
+from tasks.measure.inventory import usable_cores
 from tasks.ptq.graph.edits import model_bytes
 from tasks.records.publish_report import publish_report
 from tasks.records.result_document import Findings, conclude, conclude_validation
@@ -230,15 +232,17 @@ def challenge(
 
 def tried(run: LoadedRun, baseline: Accuracy) -> Raced:
     """Make, check and time the candidates, in this process or on the workers of their targets: step 5."""
-    if hands_to_workers():
-        if run.job.search == "race":
-            log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
-        raced = Raced(merge_copies(try_candidates(run, baseline)))
-    elif run.job.search == "race":
-        raced = race(run, baseline)
-    else:
-        names = run.job.candidates_without(run.inventory.absent)
-        raced = Raced(merge_copies(make_candidates(run, baseline, names)))
+    # Quantizers side by side wait for each other's threads in BLAS: with two each, two on two cores took 1.6 times as long.
+    with threadpool_limits(max(1, usable_cores() // CANDIDATES_AT_A_TIME), "blas"):
+        if hands_to_workers():
+            if run.job.search == "race":
+                log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
+            raced = Raced(merge_copies(try_candidates(run, baseline)))
+        elif run.job.search == "race":
+            raced = race(run, baseline)
+        else:
+            names = run.job.candidates_without(run.inventory.absent)
+            raced = Raced(merge_copies(make_candidates(run, baseline, names)))
     trials = measure_saturation(run, raced.trials)
     if not hands_to_workers() and run.job.search == "all":
         # One after the other: nothing else of the run computes meanwhile.

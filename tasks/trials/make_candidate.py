@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from threadpoolctl import threadpool_limits
-
 from tasks.engines.catalog import find_target
 from tasks.engines.variants import why_unmeasured
-from tasks.measure.inventory import usable_cores, usable_providers
+from tasks.measure.inventory import usable_providers
 from tasks.measure.metrics.reduction import ReductionSize
 from tasks.ptq.graph.edits import model_bytes
 from tasks.run.context import CANDIDATES_SHARE, log
@@ -63,10 +61,8 @@ def make_candidates(
     """Return the trials of candidates in the order of `names`, made as many at a time as the flow's task runner has threads."""
     # Simulations take longest: started last, they would leave the other core idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    # Quantizers side by side wait for each other's threads in BLAS: with two each, two on two cores took 1.6 times as long.
-    with threadpool_limits(max(1, usable_cores() // 2) if len(names) > 1 else None, "blas"):
-        outcomes = {name: make_candidate.submit(run, baseline, name, evaluates=evaluates) for name in by_length}
-        return tuple(trial_of(name, outcomes[name]()) for name in names)
+    outcomes = {name: make_candidate.submit(run, baseline, name, evaluates=evaluates) for name in by_length}
+    return tuple(trial_of(name, outcomes[name]()) for name in names)
 
 
 @step(EVALUATE, run_name="evaluate {trial.candidate}")
