@@ -14,10 +14,8 @@ from tasks.workers.orders import Order, code_version, keep_arguments, place_mark
 from tasks.workers.steps import CANDIDATE, Step
 from validators.errors import CandidateRefused, InfrastructureError, QuantgateError, StorageFull, WorkLost
 from validators.job.candidate_name import decode
-from validators.job.job import Job
 from validators.records.measurements import Accuracy
 from validators.records.run import Inventory, Refusal, Trial
-from validators.targets import engines_of
 
 Outcome = TypeVar("Outcome")
 
@@ -46,7 +44,7 @@ def at_target(step: Step[Outcome], run: LoadedRun, *records: Any) -> Outcome:
     if not hands_to_workers() or not step.needed(run, *records):
         return step.call(run, *records)
     order = _order(run, step, step.name, records)
-    (answer,) = _gathered(run, step, [(run.job.target, order)])
+    (answer,) = _gathered(run, step, [order])
     if isinstance(answer, QuantgateError):
         raise answer
     found: Outcome = answer
@@ -54,7 +52,7 @@ def at_target(step: Step[Outcome], run: LoadedRun, *records: Any) -> Outcome:
 
 
 def try_candidates(run: LoadedRun, baseline: Accuracy) -> tuple[Trial, ...]:
-    """Make and time every candidate of the job on a worker of its own target; return the trials in the job's order.
+    """Make and time every candidate of the job on a worker of its target; return the trials in the job's order.
 
     A candidate whose target has no worker, or whose worker died, is refused as `infrastructure`.
 
@@ -64,15 +62,9 @@ def try_candidates(run: LoadedRun, baseline: Accuracy) -> tuple[Trial, ...]:
     names = run.job.candidates_without(run.inventory.absent)
     # Simulations take longest: started last, they would leave the other workers idle.
     by_length = sorted(names, key=lambda name: not decode(name).is_simulated)
-    orders = [(_pool_of(run.job, name), _order(run, CANDIDATE, name, (baseline, name))) for name in by_length]
+    orders = [_order(run, CANDIDATE, name, (baseline, name)) for name in by_length]
     answers = dict(zip(by_length, _gathered(run, CANDIDATE, orders), strict=True))
     return tuple(_trial(name, answers[name]) for name in names)
-
-
-def _pool_of(job: Job, candidate: str) -> str:
-    """Return the target whose workers try a candidate: its own engine's, or the job's if that is a class with this engine."""
-    engine = decode(candidate).target
-    return job.target if engine in engines_of(job.target) else engine
 
 
 def _order(run: LoadedRun, step: Step[Any], label: str, records: tuple[Any, ...]) -> Order:
@@ -89,16 +81,16 @@ def _order(run: LoadedRun, step: Step[Any], label: str, records: tuple[Any, ...]
     )
 
 
-def _gathered(run: Run, step: Step[Any], orders: list[tuple[str, Order]]) -> list[Any]:
+def _gathered(run: Run, step: Step[Any], orders: list[Order]) -> list[Any]:
     """Return the answer or the error of each order; an order that was lost with its worker is retried once."""
     with run.clock.work("workers"):
         ended = wait_for(run, hand_over(run.job, orders), worker_wait_seconds())
-        lost = [(target, order) for target, order in orders if isinstance(ended[order.answer], WorkLost)]
+        lost = [order for order in orders if isinstance(ended[order.answer], WorkLost)]
         if lost:
             again = wait_for(run, hand_over(run.job, lost), worker_wait_seconds())
             ended |= {answer: _after(ended[answer], failure) for answer, failure in again.items()}
     answers: list[Any] = []
-    for _, order in orders:
+    for order in orders:
         failure = ended[order.answer]
         try:
             answers.append(failure or read_answer(run.store, order, step.gives))

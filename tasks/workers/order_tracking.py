@@ -83,10 +83,10 @@ class _Handed:
     ended: bool = field(default=False)
 
 
-def hand_over(job: Job, orders: Iterable[tuple[str, Order]]) -> list[_Handed]:
+def hand_over(job: Job, orders: Iterable[Order]) -> list[_Handed]:
     """Submit each order as a flow run of `candidate/<target>`; an order has none if no worker made that deployment yet."""
-    handed = []
-    for target, order in orders:
+    handed, target = [], job.target
+    for order in orders:
         parameters = {"job": job.model_dump(mode="json"), "order": asdict(order)}
         flow_run: Any = None
         try:
@@ -110,9 +110,9 @@ def wait_for(run: Run, handed: list[_Handed], patience_seconds: float) -> dict[s
     with get_client(sync_client=True) as client:
         try:
             while left := [one for one in handed if not one.ended]:
-                online = {target: _online(client, target) for target in {one.target for one in left}}
+                online = _online(client, run.job.target)
                 for one in left:
-                    _look(client, run, one, online[one.target], patience_seconds)
+                    _look(client, run, one, online, patience_seconds)
                 if any(not one.ended for one in handed):
                     time.sleep(POLL_SECONDS)
         finally:

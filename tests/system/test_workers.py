@@ -22,8 +22,6 @@ from tasks.measure.inventory import take_inventory, usable_cores
 from tasks.workers.device_limits import limit_of
 
 STATIC, DYNAMIC = "int8-static-minmax-pc@ort-cpu", "int8-dynamic-pc@ort-cpu"
-# A target that the plant below has no worker for, wherever the tests run.
-NOWHERE = "fp16@tensorrt"
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +68,9 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
 
 @pytest.fixture(scope="module")
 def job(plant: Plant, tiny: Tiny) -> Path:
-    """A job of two candidates that a worker can do, and one of a target that has none."""
+    """A job of two candidates."""
     # By size, so that the winner hangs on no time.
-    return write_job(plant.stack.root / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC, NOWHERE], objective="size"))
+    return write_job(plant.stack.root / "job.yaml", tiny.job(candidates=[STATIC, DYNAMIC], objective="size"))
 
 
 @pytest.fixture(scope="module")
@@ -115,22 +113,10 @@ def test_workers_come_to_what_one_process_comes_to(plant: Plant, job: Path, disp
         for figure in ("size_bytes", "metric_value", "coverage_macs", "changes"):
             assert ours[name][figure] == theirs[name][figure], (name, figure)
         assert ours[name]["latency_p50_ms"] > 0
-    # Without workers, what is for another target is made too, and its engine looked at.
-    alone = digests(tmp_path / "state")
-    assert digests(plant.state) == {name: alone[name] for name in (STATIC, DYNAMIC)}
+    assert digests(plant.state) == digests(tmp_path / "state")
     # Keys of accuracy hold the path of the baseline's outputs, and so that of the state folder.
     assert records(plant.state, "statistics").keys() == records(tmp_path / "state", "statistics").keys()
-    (_,) = records(tmp_path / "state", "coverage").keys() - records(plant.state, "coverage").keys()
-    assert records(plant.state, "coverage").keys() <= records(tmp_path / "state", "coverage").keys()
-
-
-def test_a_target_without_a_worker_refuses_its_candidates_alone(dispatched: Answer) -> None:
-    """As infrastructure, with what to start; the others are judged."""
-    refusal = by_name(dispatched)[NOWHERE]["refusal"]
-    assert refusal["kind"] == "infrastructure"
-    assert "no worker of tensorrt for 20 s" in refusal["reason"]
-    assert "quantgate worker --target tensorrt" in refusal["reason"]
-    assert by_name(dispatched)[STATIC]["outcome"] == by_name(dispatched)[DYNAMIC]["outcome"] == "passed"
+    assert records(plant.state, "coverage").keys() == records(tmp_path / "state", "coverage").keys()
 
 
 def test_nothing_is_made_twice(plant: Plant, job: Path, dispatched: Answer) -> None:

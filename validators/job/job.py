@@ -248,10 +248,12 @@ class Job(Settings):
             raise ValueError(f"`baseline` must be one of {', '.join(possible)} for the target {self.target}")
         if self.portable and is_on_gpu(self.target):
             raise ValueError(f"`portable` is about processors, and {self.target} runs on a GPU")
-        for one in self.given:
-            if one.engine not in engines_of(self.target):
-                told = f"the file {one.name} is for {one.engine}, which the target {self.target} does not cover"
-                raise ValueError(f"{told}; set `target: {one.engine}`")
+        asked = [(f"the file {one.name}", one.engine) for one in self.given]
+        asked += [(f"the candidate {name}", decode(name).target) for name in self.candidate_names]
+        for what, engine in asked:
+            if engine not in engines_of(self.target):
+                told = f"{what} is for {engine}, which the target {self.target} does not cover"
+                raise ValueError(f"{told}; set `target: {engine}`")
         return self
 
     @model_validator(mode="after")

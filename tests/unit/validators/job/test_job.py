@@ -35,6 +35,10 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
         {"given": [{"name": "a", "file": "a.xml", "engine": "openvino"}]},
         "ort-cpu does not cover; set `target: openvino`",
     ),
+    (
+        {"target": "cpu", "candidates": ["int8-dynamic-pc@ort-cpu", "fp16@tensorrt"]},
+        "the candidate fp16@tensorrt is for tensorrt, which the target cpu does not cover; set `target: tensorrt`",
+    ),
     ({"baseline": "openvino"}, "`baseline` must be one of ort-cpu for the target ort-cpu"),
     ({"target": "cpu", "baseline": "cpu"}, "`baseline` must be one of ort-cpu, openvino"),
     ({"target": "torch-inductor", "baseline": "torch-inductor"}, "`baseline` must be one of ort-cpu for"),
