@@ -188,9 +188,7 @@ def test_the_baseline_runs_where_the_variants_do(
 ) -> None:  # fmt: skip
     """On the target's device where that is here, with the job's options; else on the processor."""
     options_of_job = {"use_tf32": "0"}
-    run = run_of(
-        tiny, tmp_path, inventory, target=target, candidates=["fp16@tensorrt"], provider_options=options_of_job
-    )
+    run = run_of(tiny, tmp_path, inventory, target=target, candidates="default", provider_options=options_of_job)
     baseline = baseline_variant(run)
     assert baseline.session.provider == provider and baseline.proof == "measured"
     assert baseline.session.provider_options == options
