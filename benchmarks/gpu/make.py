@@ -136,7 +136,7 @@ class Workshop:
             return store.make(Product("fused", self._key, Path, partial(make_fused, source, ())))[0]
 
         def smoothed() -> SmoothedGraph:
-            make = partial(make_smoothed, prepared, samples, PASS_BATCH_SIZE, 0, ())
+            make = partial(make_smoothed, prepared, samples, PASS_BATCH_SIZE, 0, (), True)
             return store.make(Product("smoothed", (*self._key, PASS_BATCH_SIZE), SmoothedGraph, make))[0]
 
         def statistics(of_smoothed: bool) -> Path:
