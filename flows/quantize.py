@@ -236,7 +236,9 @@ def tried(run: LoadedRun, baseline: Accuracy) -> Raced:
     with threadpool_limits(max(1, usable_cores() // CANDIDATES_AT_A_TIME), "blas"):
         if hands_to_workers():
             if run.job.search == "race":
-                log.info("every candidate is measured in full, as with search: all: workers try candidates independently")
+                log.info(
+                    "every candidate is measured in full, as with search: all: workers try candidates independently"
+                )
             raced = Raced(merge_copies(try_candidates(run, baseline)))
         elif run.job.search == "race":
             raced = race(run, baseline)
