@@ -32,6 +32,7 @@ MAKERS = {
     "statistics": "tasks.ptq.calibrate.calibration.make_statistics",
     "ranking": "tasks.trials.materials._make_ranking",
     "noise": "tasks.trials.materials._make_noise",
+    "rounded-weight": "tasks.trials.materials._make_rounded_weight",
     "forms": "tasks.trials.materials._make_forms",
     "slow-parts": "tasks.trials.materials._make_slow_parts",
     "variant": "tasks.trials.materials._make_variant",
@@ -51,7 +52,7 @@ MAKERS = {
 }
 REQUESTS = {"coverage", "kernels", "latency"}
 FROM_PREPARED = {"source", "prepared", "fused"}
-INT8 = {"ranking", "noise", "forms", "slow-parts", "variant"}
+INT8 = {"ranking", "noise", "rounded-weight", "forms", "slow-parts", "variant"}
 # Rooms that makers know nothing of: what runs, reports, promotes or cleans up.
 OTHER_ROOMS = (
     *("flows", "tasks.service", "tasks.reporting", "tasks.registry", "tasks.records", "tasks.workers", "tasks.watch"),
